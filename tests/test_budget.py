@@ -1,0 +1,37 @@
+import pytest
+
+from tuner.budget import Budget, Countdown
+from tuner.records import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("90s", Budget(seconds=90)),
+        ("5m", Budget(seconds=300)),
+        ("1.5h", Budget(seconds=5400)),
+        ("200trials", Budget(trials=200)),
+    ],
+)
+def test_budgets_are_spelled_with_their_unit(text, budget):
+    assert Budget.parse(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "90", "s", "-5s", "0s", "ten minutes", "5 days"])
+def test_other_spellings_are_errors_that_quote_them(text):
+    with pytest.raises(UsageError, match=f"--budget '{text}'.*200trials"):
+        Budget.parse(text)
+
+
+def test_a_share_is_never_less_than_one_trial():
+    assert Budget(trials=3).share(5) == Budget(trials=1)
+    assert Budget(seconds=10).share(4) == Budget(seconds=2.5)
+
+
+def test_a_countdown_of_trials_ends():
+    countdown = Countdown(Budget(trials=2))
+    assert not countdown.spent
+    countdown.count_trial()
+    assert countdown.left == "1 trials"
+    countdown.count_trial()
+    assert countdown.spent

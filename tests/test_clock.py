@@ -1,0 +1,136 @@
+"""The wall clock against simulated machines whose kernels' true times are known."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import Machine
+
+from tuner.calibration import BelowFloor
+from tuner.clock import Clock
+
+ACCELERATOR = {"launch_s": 5e-6, "queue_s": 4e-6}
+FREE = {"launch_s": 0.0}
+GRAPHS = {**ACCELERATOR, "gap_s": 0.5e-6}
+
+
+def clock_of(machine):
+    clock = Clock(machine, now=machine.now)
+    clock.calibrate(machine.kernel(0.0))
+    return clock
+
+
+def test_calibration_finds_the_costs_of_a_host():
+    calibration = clock_of(Machine(launch_s=2e-6)).calibration
+    assert calibration.resolution_s == pytest.approx(50e-9)
+    assert calibration.plain.launch_s == pytest.approx(2e-6, rel=0.02)
+    assert calibration.graph is None
+    assert not calibration.asynchronous
+
+
+def test_calibration_finds_the_costs_of_an_accelerator():
+    calibration = clock_of(Machine(**GRAPHS)).calibration
+    assert calibration.asynchronous
+    assert calibration.call_s == pytest.approx(9e-6, rel=0.1)
+    assert calibration.plain.launch_s == pytest.approx(5e-6, rel=0.02)
+    assert calibration.graph.launch_s == pytest.approx(0.5e-6, rel=0.02)
+    assert calibration.graph.batch_s == pytest.approx(9e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("costs", [{}, GRAPHS], ids=["host", "graphs"])
+@pytest.mark.parametrize("sets", [1, 7])
+@pytest.mark.parametrize("true_s", [2e-6, 6e-6, 20e-6, 150e-6, 5e-3])
+def test_a_kernel_is_timed_within_one_percent(costs, sets, true_s):
+    machine = Machine(noise=0.001, **costs)
+    calls = [machine.kernel(true_s)] * sets
+    timing = clock_of(machine).measure(calls, budget_s=0.2, give_up_ms=None)
+    assert timing.median_ms == pytest.approx(true_s * 1e3, rel=0.01)
+    assert timing.low_ms <= timing.median_ms <= timing.high_ms
+    assert timing.samples >= 10
+    assert timing.regime == ("warm" if sets == 1 else "cold")
+    assert timing.method.startswith("captured calls" if costs else "calls")
+
+
+@pytest.mark.parametrize("true_s", [8e-6, 30e-6, 2e-3])
+def test_without_graphs_launches_hide_behind_longer_kernels(true_s):
+    machine = Machine(**ACCELERATOR)
+    timing = clock_of(machine).measure([machine.kernel(true_s)], budget_s=0.2, give_up_ms=None)
+    assert timing.median_ms == pytest.approx(true_s * 1e3, rel=0.01)
+
+
+def test_hiccups_do_not_move_the_median():
+    machine = Machine(noise=0.01, hiccups=100)
+    timing = clock_of(machine).measure([machine.kernel(3e-4)], budget_s=0.5, give_up_ms=None)
+    assert timing.median_ms == pytest.approx(0.3, rel=0.02)
+
+
+def test_a_coarse_clock_takes_longer_batches():
+    machine = Machine(tick_s=1e-3)
+    timing = clock_of(machine).measure([machine.kernel(1e-4)], budget_s=5.0, give_up_ms=None)
+    assert timing.median_ms == pytest.approx(0.1, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("costs", "true_s"),
+    [({}, 50e-9), (ACCELERATOR, 2e-6), (GRAPHS, 0.2e-6), (FREE, 0.0)],
+)
+def test_work_below_the_floor_is_refused_with_the_reason(costs, true_s):
+    machine = Machine(**costs)
+    with pytest.raises(BelowFloor, match="a call takes .* us, of which its launch|nothing beside"):
+        clock_of(machine).measure([machine.kernel(true_s)], budget_s=0.2, give_up_ms=None)
+
+
+def test_a_clock_that_stands_still_is_refused():
+    with pytest.raises(BelowFloor, match="did not move in 1000000 looks"):
+        Clock(Machine(), now=lambda: 1.0).calibrate()
+
+
+def test_a_far_slower_variant_is_stopped_early():
+    machine = Machine(noise=0.01)
+    clock = clock_of(machine)
+    start_s = machine.time_s
+    timing = clock.measure([machine.kernel(0.5)], budget_s=10.0, give_up_ms=1.0)
+    assert timing.gave_up
+    assert timing.median_ms == pytest.approx(500, rel=0.02)
+    assert machine.time_s - start_s <= 3.5
+
+
+def test_a_slightly_slower_variant_is_measured():
+    machine = Machine(noise=0.01)
+    timing = clock_of(machine).measure([machine.kernel(1.5e-3)], budget_s=1.0, give_up_ms=1.0)
+    assert not timing.gave_up
+    assert timing.samples >= 10
+
+
+def test_a_precise_median_ends_before_the_budget():
+    machine = Machine(noise=0.001)
+    clock = clock_of(machine)
+    start_s = machine.time_s
+    clock.measure([machine.kernel(1e-3)], budget_s=10.0, give_up_ms=None)
+    assert machine.time_s - start_s < 2.0
+
+
+def test_buffer_sets_are_visited_in_turn_across_variants():
+    machine, visited = Machine(), []
+    kernel = machine.kernel(1e-3)
+
+    def bind(index):
+        def call():
+            visited.append(index)
+            kernel()
+
+        return call
+
+    clock = clock_of(machine)
+    sets = [bind(index) for index in range(5)]
+    first, second = clock.prepare(sets), clock.prepare(sets)
+    for meter in (first, second, second, first):
+        meter.sample()
+    assert visited == [index % 5 for index in range(len(visited))]
+
+
+def test_a_failure_in_a_variant_passes_through():
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        clock_of(Machine()).measure([fail], budget_s=0.1, give_up_ms=None)

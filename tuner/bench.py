@@ -1,0 +1,138 @@
+"""One workload in a measuring child: its buffers, its verifier and the clock that times variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tuner import codec
+from tuner.clock import Clock
+from tuner.plugins import Device
+from tuner.race import race
+from tuner.records import Workload
+from tuner.runtime.check import Case, element_type, load_problem, make_inputs
+from tuner.runtime.signature import Signature
+from tuner.runtime.variant import Variant
+from tuner.verify import Verifier
+
+RIVAL = "rival"
+"""Label of the library operation in a race."""
+
+_COLD_FACTOR = 2
+_MOST_SETS = 64
+_MEASURE_S = 1.0
+
+Call = Callable[[], None]
+
+
+class Bench:
+    """Verifies and times variants of one workload.
+
+    Args:
+        signature: Signature of the kernel.
+        problem: The kernel's problem module.
+        workload: The workload.
+        device: Where variants run.
+        clock: The calibrated clock.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        problem: Path,
+        *,
+        workload: Workload,
+        device: Device,
+        clock: Clock,
+    ) -> None:
+        self._signature = signature
+        self._problem: Any = load_problem(problem)
+        self._workload = workload
+        self._device = device
+        self._clock = clock
+        self._extents = dict(workload.dims)
+        flags, scalars = dict(workload.flags), signature.default_scalars(self._extents)
+        self._options = {**flags, **scalars}
+        self.verifier = Verifier(signature, self._problem, workload, device.torch_device)
+
+    def measure(self, variant: Variant, *, give_up_ms: float | None) -> dict[str, Any]:
+        """Return the timing of a verified variant as JSON.
+
+        Args:
+            variant: What to time.
+            give_up_ms: Stop early when it is far slower than this.
+        """
+        timing = self._clock.measure(
+            self._calls(variant), budget_s=_MEASURE_S, give_up_ms=give_up_ms
+        )
+        return _timing_json(timing)
+
+    def race(
+        self, variants: Mapping[str, Variant], *, budget_s: float, seed: int
+    ) -> dict[str, Any]:
+        """Return the result of a race of verified variants, and the rival's name.
+
+        Args:
+            variants: The variants by label; the first is the reference.
+            budget_s: How long the race may take.
+            seed: Seed of the order.
+        """
+        contenders: dict[str, Sequence[Call]] = {
+            label: self._calls(variant) for label, variant in variants.items()
+        }
+        rival = self._rival_calls()
+        if rival:
+            contenders[RIVAL] = rival
+        result = race(
+            self._clock,
+            contenders,
+            budget_s=budget_s,
+            seed=seed,
+            reference=next(iter(variants)),
+            rival=RIVAL if rival else None,
+        )
+        return {"race": codec.to_json(result), "rival": self._problem.RIVAL}
+
+    @cached_property
+    def _sets(self) -> list[dict[str, torch.Tensor]]:
+        """Sets of inputs and outputs that together overflow the last-level cache."""
+        first = self._make_set(0)
+        size = sum(tensor.nbytes for tensor in first.values())
+        wanted = _COLD_FACTOR * self._device.cache_bytes() // max(size, 1) + 1
+        return [first, *(self._make_set(seed) for seed in range(1, min(wanted, _MOST_SETS)))]
+
+    def _make_set(self, seed: int) -> dict[str, torch.Tensor]:
+        case = Case(
+            self._extents,
+            dict(self._workload.flags),
+            self._workload.dtype,
+            seed=seed,
+            device=self._device.torch_device,
+        )
+        outputs = {
+            spec.name: torch.empty(
+                shape, dtype=element_type(spec, case.dtype), device=case.device
+            )
+            for spec, shape in self._signature.shapes(self._signature.outputs, self._extents)
+        }
+        return make_inputs(self._signature, self._problem, case) | outputs
+
+    def _calls(self, variant: Variant) -> list[Call]:
+        return [variant.bind(tensors, self._extents, self._options) for tensors in self._sets]
+
+    def _rival_calls(self) -> list[Call]:
+        names = [spec.name for spec in self._signature.inputs]
+        calls = [
+            self._problem.rival(**{name: tensors[name] for name in names}, **self._options)
+            for tensors in self._sets
+        ]
+        return [call for call in calls if call is not None]
+
+
+def _timing_json(timing: Any) -> dict[str, Any]:
+    names = ("median_ms", "low_ms", "high_ms", "samples", "regime")
+    return {name: getattr(timing, name) for name in names}

@@ -1,0 +1,69 @@
+"""Whose fault an exception is: decided by where it was raised, never by its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tuner.plugins import Device, RejectedBuild
+from tuner.runtime.variant import Variant
+
+Result = TypeVar("Result")
+
+
+class VariantError(Exception):
+    """Raised inside a variant: the candidate is to blame, not the tuner."""
+
+
+def blamed(call: Callable[[], Result]) -> Callable[[], Result]:
+    """Return the call with its exceptions turned into those that blame the variant."""
+
+    def guarded() -> Result:
+        try:
+            return call()
+        except (RejectedBuild, VariantError):
+            raise
+        except Exception as error:
+            raise VariantError(f"{type(error).__name__}: {error}") from error
+
+    return guarded
+
+
+class BlamedVariant:
+    """A variant whose exceptions say that they came from it.
+
+    Args:
+        variant: The variant.
+        device: Where it runs.
+        waits: Whether a call waits for the device, so that its faults come up inside the call.
+    """
+
+    def __init__(self, variant: Variant, device: Device, *, waits: bool) -> None:
+        self._variant = variant
+        self._device = device
+        self._waits = waits
+        self.strided = variant.strided
+
+    def bind(self, *arguments: Any) -> Callable[[], None]:
+        """Return the call on these tensors."""
+        call = self._variant.bind(*arguments)
+        if not self._waits:
+            return blamed(call)
+
+        def call_and_wait() -> None:
+            call()
+            self._device.synchronize()
+
+        return blamed(call_and_wait)
+
+
+class BlamingTimer:
+    """What the clock needs of a device; a fault that comes up while it waits is the variant's.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.synchronize = blamed(device.synchronize)
+        self.capture = device.capture

@@ -1,0 +1,1 @@
+"""One module per language that variants are written in."""

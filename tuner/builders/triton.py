@@ -1,0 +1,186 @@
+"""Triton and Gluon: compiled ahead for any target, with or without the device at hand."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from tuner.plugins import Builder, BuildTask, RejectedBuild
+from tuner.records import DeviceInfo, Resources
+from tuner.runtime.signature import Scalar
+from tuner.runtime.triton_module import TritonVariant
+
+_REASON_CHARACTERS = 600
+_BYTES_PER_SPILL = 4
+
+
+class TritonBuilder(Builder):
+    """Compiles by running a source's host function with launches turned into compilations.
+
+    The tensors that it runs on are without data, and the driver is replaced by one that only
+    names its target, so the binary is the one that the launch on the device will look up in
+    triton's cache.
+    """
+
+    languages: ClassVar[tuple[str, ...]] = ("triton", "gluon")
+    specialises: ClassVar[bool] = True
+
+    def compile(self, task: BuildTask) -> Resources:
+        """Compile every kernel that the host function launches on the task's workload."""
+        if task.device.kind == "interpreter":
+            return Resources()
+        with _targeting(task.device), _compiling_only() as kernels:
+            _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
+        return _resources(kernels, dict(task.device.limits)["shared_bytes"])
+
+    def load(self, task: BuildTask) -> CheckedVariant:
+        """Return the variant; triton finds the binaries compiled ahead in its cache."""
+        return CheckedVariant(TritonVariant(task.signature, task.path))
+
+
+class CheckedVariant:
+    """A Triton variant whose compile errors are rejected builds, whenever they come up.
+
+    Args:
+        variant: The variant, which compiles when it is called on a new specialisation.
+    """
+
+    def __init__(self, variant: TritonVariant) -> None:
+        self._variant = variant
+        self.strided = variant.strided
+
+    def bind(
+        self,
+        tensors: Mapping[str, Any],
+        dims: Mapping[str, int],
+        options: Mapping[str, Scalar],
+    ) -> Callable[[], None]:
+        """Return the call on these tensors."""
+        call = self._variant.bind(tensors, dims, options)
+        errors = _compile_errors()
+
+        def checked() -> None:
+            try:
+                call()
+            except errors as error:
+                raise RejectedBuild(_reason(error)) from error
+
+        return checked
+
+
+class _TargetDriver:
+    """Stands in for triton's driver where no device is touched: it knows its target alone."""
+
+    def __init__(self, device: DeviceInfo) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        limits = dict(device.limits)
+        backend = {"cuda": "cuda", "hip": "hip"}.get(device.kind, device.kind)
+        arch = limits["capability"] if backend == "cuda" else device.arch
+        self._target = GPUTarget(backend, arch, limits["warp_size"])
+        self._properties = {
+            "max_shared_mem": limits["shared_bytes"],
+            "multiprocessor_count": limits["compute_units"],
+        }
+        self.utils = self
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_device_properties(self, index: int | None) -> dict[str, int]:
+        del index
+        return self._properties
+
+
+@contextmanager
+def _targeting(device: DeviceInfo) -> Iterator[None]:
+    from triton.runtime import driver
+
+    driver.set_active(_TargetDriver(device))
+    yield
+
+
+@contextmanager
+def _compiling_only() -> Iterator[list[Any]]:
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+    kernels: list[Any] = []
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        kernels.append(kernel)
+        return kernel
+
+    JITFunction.run = compile_only
+    try:
+        yield kernels
+    finally:
+        JITFunction.run = launch
+
+
+def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
+    import torch
+
+    signature, workload = task.signature, task.workload
+    extents = dict(workload.dims)
+    tensors = {
+        spec.name: torch.empty(
+            shape, dtype=getattr(torch, spec.dtype or workload.dtype), device="meta"
+        )
+        for spec, shape in signature.shapes((*signature.inputs, *signature.outputs), extents)
+    }
+    options = {**dict(workload.flags), **signature.default_scalars(extents)}
+    try:
+        variant.bind(tensors, extents, options)()
+    except _compile_errors() as error:
+        raise RejectedBuild(_reason(error)) from error
+
+
+def _compile_errors() -> tuple[type[Exception], ...]:
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return (CompilationError, OutOfResources, PTXASError)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[-_REASON_CHARACTERS:].strip()
+
+
+def _resources(kernels: list[Any], shared_limit: int) -> Resources:
+    shared = max((kernel.metadata.shared for kernel in kernels), default=0)
+    if shared > shared_limit:
+        raise RejectedBuild(f"needs {shared} bytes of shared memory; the device has {shared_limit}")
+    usages = [_cubin_usage(kernel) for kernel in kernels if "cubin" in kernel.asm]
+    if not usages:
+        return Resources(shared_bytes=shared)
+    return Resources(
+        shared_bytes=shared,
+        registers=max(usage.get("REG", 0) for usage in usages),
+        spills=max(usage.get("STACK", 0) // _BYTES_PER_SPILL for usage in usages),
+    )
+
+
+def _cubin_usage(kernel: Any) -> dict[str, int]:
+    """Return what cuobjdump reads from the binary: registers, stack and more, by its names."""
+    from triton import knobs
+
+    path = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+    printed = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    fields = (item.split(":") for item in printed.split() if item.count(":") == 1)
+    return {name: int(value) for name, value in fields if value.isdecimal()}

@@ -1,0 +1,292 @@
+"""What the commands do; imported when one is run, so that `tune --help` is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tuner import codec
+from tuner.budget import Budget
+from tuner.catalog import Catalog, device_class, device_kinds, split_device
+from tuner.child import ChildSpec
+from tuner.cli.display import Progress, kernel_tables, results_table
+from tuner.freeze import freeze
+from tuner.plan import Request, frozen_kernel, plan
+from tuner.records import DeviceInfo, TunerError, UsageError, Winner
+from tuner.render import Renderer
+from tuner.run import Failure, run
+from tuner.space import load_space
+from tuner.store import Store, open_stores
+from tuner.study import Session, Subject
+from tuner.worker import Lethal, Workers
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of `tune run`, as the command line gives them."""
+
+    kernels: tuple[str, ...]
+    device: str
+    workloads: tuple[str, ...]
+    sets: tuple[str, ...]
+    budget: str
+    seed: int
+    jobs: int | None
+    output: Path
+    store: Path
+    fresh: bool
+    folders: tuple[Path, ...]
+    as_json: bool
+
+
+def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
+    """Tune, freeze, verify what was frozen, and print; return the exit status."""
+    console = Console(stderr=options.as_json, highlight=False)
+    catalog = Catalog(options.folders)
+    budget = Budget.parse(options.budget)
+    request = Request(options.kernels, options.workloads, options.sets)
+    progress = Progress(console)
+    with _workers(options.device, options.store, options.jobs, environment) as (workers, name):
+        device = workers.info()
+        kind = device_class(split_device(name)[0])
+        subjects = plan(catalog, device, request)
+        store = Store(options.store, device.arch)
+        if options.fresh:
+            store.forget()
+        renderer = Renderer(catalog.template_folders)
+        session = Session(
+            device,
+            kind.shares_host,
+            store=store,
+            workers=workers,
+            renderer=renderer,
+            jobs=_jobs(options.jobs),
+            seed=options.seed,
+        )
+        console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
+        results = run(session, subjects, budget, progress)
+        freeze_winners(catalog, store.winners, options.output)
+        faults = list(_verify_frozen(workers, subjects, results))
+    if options.as_json:
+        click.echo(json.dumps([_result_json(result) for result in results], indent=2))
+    console.print(results_table(results, progress.outcomes))
+    _print_next_steps(console, results, options)
+    for fault in faults:
+        console.print(f"[red]{fault}[/red]")
+    complete = len(results) == len(subjects)
+    return 0 if complete and not faults and not _failures(results) else 1
+
+
+def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) -> list[Winner]:
+    """Freeze the winners that the templates still render as they were timed; return them."""
+    renderer = Renderer(catalog.template_folders)
+    specs = {
+        kernel: load_space(catalog.space_path(kernel))
+        for kernel in {winner.workload.kernel for winner in winners} & set(catalog.kernels)
+    }
+    current = []
+    for winner in winners:
+        spec = specs.get(winner.workload.kernel)
+        if spec is None:
+            continue
+        language = winner.source.language
+        rendered = renderer.render(spec.kernel, language, winner.candidate)
+        if rendered == winner.source:
+            current.append(winner)
+    if current:
+        used = sorted({winner.workload.kernel for winner in current})
+        kernels = [frozen_kernel(catalog, specs[kernel]) for kernel in used]
+        freeze(current, kernels, output, templates=catalog.template_folders[-1])
+    return current
+
+
+def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
+    """Write the package from the winners of every architecture in a store."""
+    winners = [winner for store in open_stores(root) for winner in store.winners]
+    if not winners:
+        raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
+    current = freeze_winners(catalog, winners, output)
+    click.echo(f"{output}: {len(current)} winners frozen")
+    if stale := len(winners) - len(current):
+        click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
+
+
+def check_package(catalog: Catalog, output: Path) -> int:
+    """Print what differs between a package and what would be frozen; return the exit status."""
+    from tuner.drift import check
+
+    kernels = [
+        frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
+        for kernel in catalog.kernels
+        if (output / kernel).is_dir()
+    ]
+    renderer = Renderer(catalog.template_folders)
+    drifts = check(output, kernels, renderer, templates=catalog.template_folders[-1])
+    for drift in drifts:
+        click.echo(drift, err=True)
+    click.echo(f"{output}: {len(drifts)} differences")
+    return 1 if drifts else 0
+
+
+def export_store(form: str, root: Path, output: Path) -> None:
+    """Write the winners or trials of a store in a format that others read."""
+    from tuner.export import write
+
+    stores = open_stores(root)
+    winners = [winner for store in stores for winner in store.winners]
+    trials = [trial for store in stores for trial in store.trials]
+    for path in write(form, output, winners=winners, trials=trials):
+        click.echo(str(path))
+
+
+def show_kernel(
+    kernel: str, device: str, catalog: Catalog, environment: Mapping[str, str]
+) -> None:
+    """Print a kernel's space, and its feasible part on a device."""
+    spec = load_space(catalog.space_path(kernel))
+    info = device_info(device, environment)
+    try:
+        dtypes = [
+            dtype
+            for template in spec.templates
+            if info.kind in template.devices
+            for dtype in template.dtypes
+        ]
+        first = dtypes[0] if dtypes else spec.dtypes[0]
+        feasible = spec.feasible(dict(info.limits), info.kind, first)
+    except UsageError as error:
+        click.echo(f"nothing is feasible on {info.name}: {error}", err=True)
+        feasible = None
+    console = Console(highlight=False)
+    for table in kernel_tables(spec, feasible):
+        console.print(table)
+
+
+def list_devices(environment: Mapping[str, str]) -> None:
+    """Print every kind of device with what is here, or why it is not."""
+    for kind, found in present_devices(environment).items():
+        click.echo(f"{kind}: {found if isinstance(found, str) else _describe(found)}")
+
+
+def replay_tables(
+    tables: Sequence[Path], samplers: Sequence[str], *, evals: int, seeds: int, quiet: bool
+) -> list[dict[str, Any]]:
+    """Replay tables with samplers and print a row for each pair as it ends."""
+    from tuner.replay import replay
+
+    rows = []
+    for table in tables:
+        for sampler in samplers:
+            row = replay(table, sampler, evaluations=evals, seeds=seeds)
+            rows.append(row)
+            if not quiet:
+                shares = ", ".join(f"{count}: {share:.3f}" for count, share in row["share"].items())
+                click.echo(
+                    f"{row['space']} {sampler}: share of the optimum after {shares}; "
+                    f"{row['evaluations_to_95']:g} evaluations to 95 %; "
+                    f"{row['proposal_ms']:.0f} ms a proposal"
+                )
+    return rows
+
+
+def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
+    """Return what is known of a device, asked in a child where that needs torch."""
+    if split_device(name)[0] == "cpu":
+        return device_class("cpu")().info()
+    with _workers(name, Path(".tuner"), 1, environment) as (workers, _):
+        return workers.info()
+
+
+def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | str]:
+    """Return for every kind the device that is here, or why there is none."""
+    found: dict[str, DeviceInfo | str] = {}
+    for kind in device_kinds():
+        try:
+            found[kind] = device_info(kind, environment)
+        except TunerError as error:
+            found[kind] = f"not here: {error}"
+    return found
+
+
+def resolve_device(name: str, environment: Mapping[str, str]) -> str:
+    """Return the device that ``auto`` stands for: the first accelerator, else the CPU."""
+    if name != "auto":
+        return name
+    for kind in ("cuda", "hip", "xpu", "accelerator"):
+        if isinstance(present_devices(environment)[kind], DeviceInfo):
+            return kind
+    return "cpu"
+
+
+@contextmanager
+def _workers(
+    device: str, store: Path, jobs: int | None, environment: Mapping[str, str]
+) -> Iterator[tuple[Workers, str]]:
+    name = resolve_device(device, environment)
+    kind = device_class(split_device(name)[0])
+    root = store.absolute()
+    for folder in (root / "sources", root / "cache"):
+        folder.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **environment,
+        **dict(kind.environment),
+        "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
+    }
+    spec = ChildSpec(
+        name, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
+    )
+    with Workers(spec, jobs=_jobs(jobs), sources=root / "sources") as workers:
+        yield workers, name
+
+
+def _jobs(jobs: int | None) -> int:
+    return jobs or len(os.sched_getaffinity(0))
+
+
+def _verify_frozen(
+    workers: Workers, subjects: Sequence[Subject], results: Sequence[Winner | Failure]
+) -> Iterator[str]:
+    """Verify each winner once more, from its file and in a fresh process."""
+    workers.restart()
+    for subject, result in zip(subjects, results, strict=False):
+        if isinstance(result, Failure):
+            continue
+        path = workers.path_of(result.source)
+        try:
+            rejection = workers.verify(subject.task, path, result.source.language)
+        except Lethal as lethal:
+            rejection = lethal.rejection
+        if rejection is not None:
+            yield f"{result.workload}: the frozen winner fails: {rejection.reason}"
+
+
+def _print_next_steps(
+    console: Console, results: Sequence[Winner | Failure], options: RunOptions
+) -> None:
+    kernels = sorted({result.workload.kernel for result in results if isinstance(result, Winner)})
+    if kernels:
+        console.print(f"import: from {options.output.name} import {', '.join(kernels)}")
+        console.print(
+            f"export: tune export --format json --store {options.store} --output winners.json"
+        )
+
+
+def _failures(results: Sequence[Winner | Failure]) -> list[Failure]:
+    return [result for result in results if isinstance(result, Failure)]
+
+
+def _result_json(result: Winner | Failure) -> Any:
+    return codec.to_json(result)
+
+
+def _describe(info: DeviceInfo) -> str:
+    limits = ", ".join(f"{name}={value}" for name, value in info.limits)
+    return f"{info.name} ({info.arch}); {limits}"

@@ -1,0 +1,171 @@
+"""What a run looks like in a terminal: progress while it works, tables at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from tuner.budget import Countdown
+from tuner.feasible import FeasibleSet
+from tuner.records import (
+    STAGES,
+    Interval,
+    Measurement,
+    Outcome,
+    Trial,
+    Winner,
+    Workload,
+    format_value,
+)
+from tuner.run import Failure
+from tuner.space import KernelSpec
+from tuner.study import Study
+
+
+class Progress:
+    """Shows a run: one moving line in a terminal, plain lines where the output is none.
+
+    Args:
+        console: Where to print.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._study: Study | None = None
+        self._countdown: Countdown | None = None
+        self.outcomes: dict[Workload, Counter[str]] = {}
+
+    def begin(self, study: Study, workload: Workload, countdown: Countdown) -> None:
+        """Announce the search of a workload."""
+        self._study, self._countdown = study, countdown
+        self.outcomes[workload] = Counter(outcome_word(trial.outcome) for trial in study.trials)
+        known = f", {len(study.trials)} trials are known" if study.trials else ""
+        size = f"{len(study.feasible):,} candidates"
+        self._console.print(f"[bold]{workload.kernel}[/bold] {workload}: {size}{known}")
+        if self._console.is_terminal:
+            self._status = self._console.status("compiling the default")
+            self._status.start()
+
+    def trial(self, trial: Trial) -> None:
+        """Show a finished trial."""
+        self.outcomes[trial.workload][outcome_word(trial.outcome)] += 1
+        line = self._line(trial)
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            self._console.print(f"  {line}")
+
+    def final(self, workload: Workload, contenders: int) -> None:
+        """Announce the final."""
+        line = f"{workload.kernel}: the best {contenders} race against the rival"
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            self._console.print(f"  {line}")
+
+    def end(self, result: Winner | Failure) -> None:
+        """Show how a workload ended."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if isinstance(result, Failure):
+            self._console.print(f"  [red]no winner[/red]: {result.reason}")
+        else:
+            gain = f"{spell_interval(result.gain)} of the default"
+            self._console.print(f"  winner: {result.candidate}, {gain}")
+
+    def _line(self, trial: Trial) -> str:
+        assert self._study is not None
+        parts = [f"trial {len(self._study.trials)}: {describe_outcome(trial.outcome)}"]
+        best, default = self._study.best_ms, self._study.default_ms
+        if best is not None and default is not None:
+            parts.append(f"best {best:.4g} ms ({default / best:.2f}x the default)")
+        counts = self.outcomes[trial.workload]
+        if failures := [f"{counts[stage]} {stage}" for stage in STAGES if counts[stage]]:
+            parts.append("failed: " + ", ".join(failures))
+        if self._countdown is not None:
+            parts.append(f"{self._countdown.left} left")
+        return " | ".join(parts)
+
+
+def outcome_word(outcome: Outcome) -> str:
+    """Return the stage of a rejection, or ``"timed"``."""
+    return "timed" if isinstance(outcome, Measurement) else outcome.stage
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    """Return a time or the first line of a reason."""
+    if isinstance(outcome, Measurement):
+        return f"{outcome.median_ms:.4g} ms"
+    first = (outcome.reason.splitlines() or [""])[0]
+    return f"rejected at {outcome.stage}: {first[:100]}"
+
+
+def spell_interval(interval: Interval) -> str:
+    """Return a ratio with its interval, such as ``1.52x [1.49, 1.55]``."""
+    return f"{interval.value:.2f}x \\[{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def results_table(
+    results: Sequence[Winner | Failure], outcomes: dict[Workload, Counter[str]]
+) -> Table:
+    """Return the table at the end of a run."""
+    table = Table(title="Winners", show_lines=True)
+    for heading in ("workload", "default", "winner", "gain", "rival", "against rival", "trials"):
+        table.add_column(heading, overflow="fold")
+    for result in results:
+        counts = outcomes.get(result.workload, Counter())
+        trials = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+        name = f"{result.workload.kernel} {result.workload}"
+        if isinstance(result, Failure):
+            table.add_row(name, "", f"none: {result.reason}", "", "", "", trials)
+            continue
+        rival, ratio = "", ""
+        if result.rival and result.rival_measurement and result.rival_ratio:
+            rival = f"{result.rival} {result.rival_measurement.median_ms:.4g} ms"
+            ratio = spell_interval(result.rival_ratio)
+        table.add_row(
+            name,
+            f"{result.default_measurement.median_ms:.4g} ms",
+            f"{result.measurement.median_ms:.4g} ms {result.candidate}",
+            spell_interval(result.gain),
+            rival,
+            ratio,
+            trials,
+        )
+    return table
+
+
+def kernel_tables(spec: KernelSpec, feasible: FeasibleSet | None) -> list[Table]:
+    """Return what `tune show` prints of a kernel: parameters, constraints, workloads."""
+    parameters = Table(title=f"{spec.kernel}: {spec.summary}")
+    for heading in ("template", "parameter", "values", "default"):
+        parameters.add_column(heading, overflow="fold")
+    constraints = Table(title="Constraints")
+    for heading in ("template", "must hold", "why"):
+        constraints.add_column(heading, overflow="fold")
+    for template in spec.templates:
+        defaults = dict(template.default.parameters)
+        for name, values in template.parameters:
+            spelled = ", ".join(map(format_value, values))
+            parameters.add_row(template.name, name, spelled, format_value(defaults[name]))
+        for constraint in template.constraints:
+            constraints.add_row(template.name, constraint.require.text, constraint.why)
+    workloads = Table(title="Workloads")
+    workloads.add_column("set")
+    workloads.add_column("workload", overflow="fold")
+    for name, items in spec.workloads.items():
+        for workload in items:
+            workloads.add_row(name, str(workload))
+    sizes = Table(title="Size of the space")
+    for heading in ("template", "combinations", "feasible on this device"):
+        sizes.add_column(heading, justify="right")
+    for part in feasible.templates if feasible else ():
+        about = "" if part.exact else "about "
+        sizes.add_row(part.spec.name, f"{part.product:,}", f"{about}{part.size:,}")
+    return [parameters, constraints, workloads, *([sizes] if feasible else [])]

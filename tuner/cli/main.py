@@ -1,0 +1,216 @@
+"""The `tune` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner import __version__
+from tuner.catalog import Catalog
+from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
+from tuner.render import Renderer
+from tuner.space import load_space
+
+DEFAULT_STORE = ".tuner"
+DEFAULT_OUTPUT = "kernels_generated"
+
+
+class DefaultGroup(click.Group):
+    """A group whose first argument may be left out when it is ``run``."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Put ``run`` in front of arguments that name no command."""
+        if not arguments or (
+            arguments[0] not in self.commands and arguments[0] not in ("--help", "--version")
+        ):
+            arguments = ["run", *arguments]
+        return super().parse_args(context, arguments)
+
+
+kernels_option = click.option(
+    "--kernels",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A folder of your own with templates/, search_spaces/ and problems/.",
+)
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, hip, ... or auto."
+)
+store_option = click.option(
+    "--store",
+    default=DEFAULT_STORE,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder where trials are kept.",
+)
+output_option = click.option(
+    "--output",
+    default=DEFAULT_OUTPUT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The package that is written; its folder's name is its import name.",
+)
+
+
+@click.group(cls=DefaultGroup)
+@click.version_option(__version__)
+def tune() -> None:
+    """Make kernels fast on a device that has no profiler, only a clock."""
+
+
+@tune.command()
+@click.argument("kernels", nargs=-1)
+@device_option
+@click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
+@click.option("--workloads", "sets", multiple=True, help="Name of a workload set.")
+@click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
+@output_option
+@store_option
+@click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")
+@kernels_option
+@click.option("--json", "as_json", is_flag=True, help="Print the winners as JSON.")
+def run(**options: Any) -> None:
+    """Tune kernels and freeze the winners into a package."""
+    from tuner.cli.commands import RunOptions, tune_kernels
+
+    sys.exit(tune_kernels(RunOptions(**options), _environment()))
+
+
+@tune.command("list")
+@kernels_option
+def list_kernels(folders: Sequence[Path]) -> None:
+    """List the kernels with their templates."""
+    catalog = Catalog(folders)
+    for name in catalog.kernels:
+        spec = load_space(catalog.space_path(name))
+        templates = ", ".join(
+            f"{template.name} ({'/'.join(template.devices)})" for template in spec.templates
+        )
+        click.echo(f"{name}: {spec.summary}\n  {templates}")
+
+
+@tune.command()
+@click.argument("kernel")
+@device_option
+@kernels_option
+def show(kernel: str, device: str, folders: Sequence[Path]) -> None:
+    """Show a kernel's parameters, constraints, workloads and the size of its space."""
+    from tuner.cli.commands import show_kernel
+
+    show_kernel(kernel, device, Catalog(folders), _environment())
+
+
+@tune.command()
+def devices() -> None:
+    """List the kinds of devices, and which of them are here."""
+    from tuner.cli.commands import list_devices
+
+    list_devices(_environment())
+
+
+@tune.command()
+@click.argument("kernel")
+@click.option("--template", help="Which implementation; the first one if left out.")
+@click.option("--set", "settings", multiple=True, help="NAME=VALUE of a parameter.")
+@kernels_option
+def render(
+    kernel: str, template: str | None, settings: Sequence[str], folders: Sequence[Path]
+) -> None:
+    """Print the source of one candidate: the default with what --set changes."""
+    catalog = Catalog(folders)
+    spec = load_space(catalog.space_path(kernel))
+    chosen = spec.template(template) if template else spec.templates[0]
+    values = dict(chosen.default.parameters)
+    choices = dict(chosen.parameters)
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or name not in choices:
+            raise UsageError(f"--set {setting}: write NAME=VALUE; names: {', '.join(choices)}")
+        if parse_value(text) not in choices[name]:
+            allowed = ", ".join(map(format_value, choices[name]))
+            raise UsageError(f"--set {setting}: {name} may be {allowed}")
+        values[name] = parse_value(text)
+    candidate = Candidate.of(chosen.name, values)
+    for constraint in chosen.broken(candidate, {}):
+        raise UsageError(f"{candidate} breaks {constraint}")
+    source = Renderer(catalog.template_folders).render(kernel, chosen.language, candidate)
+    click.echo(source.text, nl=False)
+
+
+@tune.command()
+@click.argument("number", type=int, required=False)
+@click.option("--kernel", help="Only this kernel's trials.")
+@store_option
+def explain(number: int | None, kernel: str | None, store: Path) -> None:
+    """Say why a trial was rejected or slow; without a NUMBER, count outcomes by stage."""
+    from tuner.cli.explain import explain_store
+
+    explain_store(store, kernel=kernel, number=number)
+
+
+@tune.command()
+@output_option
+@store_option
+@click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
+@kernels_option
+def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> None:
+    """Write the package from the store's winners, or check the one that is there."""
+    from tuner.cli.commands import check_package, freeze_store
+
+    if check:
+        sys.exit(check_package(Catalog(folders), output))
+    freeze_store(Catalog(folders), store, output)
+
+
+@tune.command()
+@click.option("--format", "form", required=True, help="json, csv, vllm or t4.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
+@store_option
+def export(form: str, output: Path, store: Path) -> None:
+    """Write winners (json, vllm) or trials (csv, t4) in a format that others read."""
+    from tuner.cli.commands import export_store
+
+    export_store(form, store, output)
+
+
+@tune.command()
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--sampler", "samplers", multiple=True, default=("tuner",), show_default=True)
+@click.option("--evals", default=100, show_default=True, help="Evaluations per replay.")
+@click.option("--seeds", default=20, show_default=True, help="Replays per table.")
+@click.option("--json", "as_json", is_flag=True)
+def replay(
+    tables: Sequence[Path], samplers: Sequence[str], evals: int, seeds: int, as_json: bool
+) -> None:
+    """Search recorded tables instead of a device, to compare samplers."""
+    from tuner.cli.commands import replay_tables
+
+    rows = replay_tables(tables, samplers, evals=evals, seeds=seeds, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment: no other module of the tuner reads it."""
+    return dict(os.environ)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; errors made on purpose print one line and exit with status 2."""
+    command: Callable[..., Any] = tune.main
+    try:
+        command(arguments, prog_name="tune", standalone_mode=True)
+    except TunerError as error:
+        click.echo(f"tune: {error}", err=True)
+        sys.exit(2)
+
+

@@ -1,0 +1,185 @@
+"""The wall clock: what a kernel takes, from nothing but a host clock and a synchronisation.
+
+A reading of a batch of n calls is ``batch_s + n * (launch_s + kernel)``. The two costs are
+calibrated with an empty call and taken off; where the fixed one would matter, it cancels in the
+difference of two batch lengths. Captured graphs shrink the launches where a device has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from tuner.calibration import BelowFloor, Calibration, calibrate
+from tuner.meter import Batch, Call, Meter, Overhead, Reading, Stopwatch, Timer, Timing, rotate
+
+SHARE = 100
+"""A timed stretch lasts this many fixed costs of a reading, so that their jitter is below 1 %."""
+
+MOST_CALLS = 100_000
+"""Calls in a batch beyond which the work is taken for nothing."""
+
+LAUNCH_BOUND = 0.9
+"""Share of a batch spent launching from which the kernels hide behind their launches."""
+
+LOWEST_SAMPLES = 10
+"""Samples before a measurement may end, unless its budget ends it."""
+
+PRECISION = 0.005
+"""Half-width of the median's interval, relative, at which more samples are not worth the time."""
+
+GIVE_UP = 2.0
+"""How many times slower than the best a variant must be to be stopped early."""
+
+SETTLING = 0.1
+"""Share of a budget spent warming up, so that caches and sustained-load clocks settle."""
+
+
+class Clock:
+    """Times calls on one device from the host.
+
+    Args:
+        timer: The device's synchronisation and graphs.
+        now: The host's clock, in seconds.
+    """
+
+    def __init__(self, timer: Timer, *, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self._timer = timer
+        self._stopwatch = Stopwatch(timer, now)
+        self._turns = itertools.count()
+        self._calibration: Calibration | None = None
+
+    @property
+    def calibration(self) -> Calibration:
+        """The last calibration; without one, a first one against a call that does nothing."""
+        return self._calibration or self.calibrate()
+
+    def calibrate(self, empty_call: Call | None = None) -> Calibration:
+        """Measure what a reading costs beside the work, in this process and on this device.
+
+        Args:
+            empty_call: Launches an empty kernel the way that variants are launched.
+
+        Raises:
+            BelowFloor: The host's clock does not advance.
+        """
+        self._calibration = calibrate(self._stopwatch, empty_call)
+        return self._calibration
+
+    def measure(
+        self, calls: Sequence[Call], *, budget_s: float, give_up_ms: float | None
+    ) -> Timing:
+        """Return the time of a variant that has the device for itself.
+
+        Sampling ends with the budget, or from `LOWEST_SAMPLES` on once the median is known to
+        `PRECISION`, looked at whenever the samples have doubled. Noise on a shared machine only
+        adds, so the fastest reading of the warm-up tells whether to give up.
+
+        Args:
+            calls: The variant bound to one set of buffers (warm), or to several that together
+                exceed the last-level cache (cold).
+            budget_s: Seconds to spend.
+            give_up_ms: The best time so far; a variant `GIVE_UP` times slower is not pursued.
+
+        Raises:
+            BelowFloor: The work is too short for this clock.
+        """
+        start_s = self.now()
+        meter = self.prepare(calls)
+        fastest_s = meter.estimate_s
+        while self.now() < start_s + SETTLING * budget_s:
+            fastest_s = min(fastest_s, meter.sample())
+        if give_up_ms is not None and fastest_s * 1e3 > GIVE_UP * give_up_ms:
+            return meter.timing([fastest_s], gave_up=True)
+        samples_s, look = [meter.sample()], LOWEST_SAMPLES
+        while self.now() < start_s + budget_s:
+            if len(samples_s) == look:
+                timing, look = meter.timing(samples_s), 2 * look
+                if timing.high_ms - timing.low_ms < 2 * PRECISION * timing.median_ms:
+                    break
+            samples_s.append(meter.sample())
+        return meter.timing(samples_s)
+
+    def prepare(self, calls: Sequence[Call], *, like: Meter | None = None) -> Meter:
+        """Warm a variant up and return it with batches that outweigh the cost of a reading.
+
+        A single call that is long enough is timed by itself, with the calibrated cost taken off;
+        a longer batch is compared with one of a fifth of its length.
+
+        Args:
+            calls: As for `measure`.
+            like: A variant to compare with, whose lengths of batches are used.
+
+        Raises:
+            BelowFloor: The work is too short for this clock.
+        """
+        long = self._batch(calls, like.count if like else 1)
+        reading = self._fastest(long)
+        while not like and reading.elapsed_s < self._stretch_s(long.overhead):
+            if long.count >= MOST_CALLS:
+                raise BelowFloor(
+                    f"{long.count} calls take {reading.elapsed_s * 1e6:.3g} us in all: nothing"
+                    f" beside the {long.overhead.batch_s * 1e6:.3g} us that a reading costs"
+                )
+            wanted = 1.1 * self._stretch_s(long.overhead) / max(reading.elapsed_s, 1e-9)
+            growth = min(math.ceil(wanted), 16)
+            long = self._batch(calls, min(long.count * growth, MOST_CALLS))
+            reading = self._fastest(long)
+        estimate_s = reading.elapsed_s / long.count - long.overhead.launch_s
+        self._refuse_hidden(long, reading, estimate_s)
+        if long.count == 1:
+            return Meter(self._stopwatch, None, long, len(calls), estimate_s)
+        short = self._batch(calls, math.ceil(long.count / 5))
+        long = self._batch(calls, long.count + short.count)
+        return Meter(self._stopwatch, short, long, len(calls), estimate_s)
+
+    def _fastest(self, batch: Batch) -> Reading:
+        self._stopwatch.time(batch.run)
+        return min(self._stopwatch.time(batch.run) for _ in range(2))
+
+    def _stretch_s(self, overhead: Overhead) -> float:
+        return SHARE * (overhead.batch_s + self.calibration.resolution_s)
+
+    def _batch(self, calls: Sequence[Call], count: int) -> Batch:
+        """Return at least `count` calls: as a graph where that works, else from the host."""
+        calibration = self.calibration
+        if calibration.graph and (batch := self._graph(calls, count, calibration.graph)):
+            return batch
+        plain = calibration.plain
+        if calibration.asynchronous:  # the launches run ahead of the kernels and cost nothing
+            plain = Overhead(plain.batch_s, 0.0)
+        return Batch(rotate(calls, count, self._turns), count, plain, "calls")
+
+    def _graph(self, calls: Sequence[Call], count: int, overhead: Overhead) -> Batch | None:
+        if count == 1:
+            replays = [self._timer.capture(call, 1) for call in calls]
+            captured = [replay for replay in replays if replay]
+            whole = len(captured) == len(calls)
+            return (
+                Batch(rotate(captured, 1, self._turns), 1, overhead, "captured calls")
+                if whole
+                else None
+            )
+        # The buffers of a graph are fixed: whole passes keep any of them from coming back early.
+        count = math.ceil(count / len(calls)) * len(calls)
+        rotation = itertools.cycle(calls)
+        replay = self._timer.capture(lambda: next(rotation)(), count)
+        return Batch(replay, count, overhead, "captured calls") if replay else None
+
+    def _refuse_hidden(self, batch: Batch, reading: Reading, estimate_s: float) -> None:
+        """Raise where the time of a call says more about launching than about the kernel."""
+        launch_s = batch.overhead.launch_s
+        if self.calibration.asynchronous and batch.kind == "calls":
+            hidden = reading.launched_s > LAUNCH_BOUND * reading.elapsed_s
+            launch_s = reading.launched_s / batch.count
+        else:
+            hidden = estimate_s < launch_s  # an error of the residue would count in full
+        if hidden:
+            raise BelowFloor(
+                f"a call takes {reading.elapsed_s / batch.count * 1e6:.3g} us, of which its launch"
+                f" takes {launch_s * 1e6:.3g} us: the kernel is too short to be seen by the clock;"
+                " use a larger workload"
+            )

@@ -1,0 +1,92 @@
+"""The verdict on a race: who wins, by how much, and who cannot be told from the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tuner.meter import Timing
+from tuner.race import ERROR, TIE, RaceResult
+from tuner.records import Interval
+from tuner.statistics import bootstrap_ratio, samples_needed
+
+Simplicity = Callable[[str], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The verdict on a race.
+
+    Attributes:
+        winner: Label of the contender to freeze.
+        gain: Default's time over the winner's, with the interval that decided; 1 if they are one.
+        ties: Labels of the other contenders that are not known to be slower than the winner.
+        noise: Ratio of the reference to its own copy: what the race takes for a difference.
+        reason: Why it was picked, in words.
+    """
+
+    winner: str
+    gain: Interval
+    ties: tuple[str, ...]
+    noise: Interval
+    reason: str
+
+
+def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
+    """Return the winner of a race.
+
+    Nothing beats the default unless the interval of its gain says so, and the gain is larger than
+    a tie and than what the reference seems to gain over its own copy. Among those who beat it and
+    tie with the fastest the simplest wins, so that another run comes to the same verdict. All
+    contenders share the probability `race.ERROR` of a wrong claim (Bonferroni).
+
+    Args:
+        result: The race; its reference is the default.
+        simplicity: Sort key of a label, smallest first: bytes of shared memory, then complexity.
+    """
+    default, times_ms = result.reference, dict(result.times_ms)
+    contenders = [label for label in times_ms if label not in (default, result.rival)]
+    confidence = 1 - ERROR / max(len(contenders), 1)
+    compare = partial(ratio, result, confidence=confidence)
+    noise = bootstrap_ratio(times_ms[default], result.copy_ms, confidence=confidence)
+    floor = max(noise.high, 1 / noise.low, 1 + TIE)
+    blocks, needed = len(result.copy_ms), samples_needed(confidence)
+
+    # Whoever was dropped has fewer blocks, and has lost.
+    runners = [label for label in contenders if len(times_ms[label]) == blocks]
+    gains = {label: compare(default, label) for label in (default, *runners)}
+    faster = [one for one in runners if gains[one].low > 1 and gains[one].value > floor]
+    if blocks < needed or not faster:
+        winner = default
+    else:
+        fastest = max(faster, key=lambda label: gains[label].value)
+        level = [one for one in faster if _tied(compare(one, fastest))]
+        winner = min(level, key=lambda label: (simplicity(label), label))
+
+    others = [label for label in gains if label != winner]
+    ties = tuple(label for label in others if _tied(compare(label, winner)))
+    if winner != default:
+        reason = f"faster than the default in {blocks} blocks"
+    elif blocks < needed:
+        reason = f"the budget allowed {blocks} blocks, and a claim needs {needed}"
+    else:
+        reason = f"nothing is faster than the default by more than the noise, {floor - 1:.1%}"
+    return Pick(winner, gains[winner], ties, noise, reason)
+
+
+def ratio(result: RaceResult, over: str, under: str, confidence: float = 0.95) -> Interval:
+    """Return one contender's time over another's in the same blocks, with its interval."""
+    times_ms = dict(result.times_ms)
+    return bootstrap_ratio(times_ms[over], times_ms[under], confidence=confidence)
+
+
+def timing(result: RaceResult, label: str) -> Timing:
+    """Return a contender's own time in the race; compare contenders by `ratio` instead."""
+    times_ms = dict(result.times_ms)[label]
+    return Timing.of(times_ms, regime=result.regime, method=result.method)
+
+
+def _tied(slowdown: Interval) -> bool:
+    """Return whether a contender with this ratio is not known to be slower by more than a tie."""
+    return slowdown.low <= 1 or slowdown.high <= 1 + TIE

@@ -1,0 +1,194 @@
+"""One variant in front of the clock: batches of its calls, samples and their timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from tuner.statistics import median_interval
+
+Call = Callable[[], None]
+
+
+class Timer(Protocol):
+    """What a device offers to the clock."""
+
+    def synchronize(self) -> None:
+        """Return when everything that was launched has finished."""
+
+    def capture(self, call: Call, count: int) -> Call | None:
+        """Return a replay of `count` calls as one captured graph.
+
+        Args:
+            call: Launches one variant; each call may use another set of buffers.
+            count: How often to call it while capturing.
+
+        Returns:
+            The replay, or None where the device has no graphs or cannot capture this call.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What a reading costs beside the kernels in it.
+
+    Attributes:
+        batch_s: Fixed cost of a batch: first launch, last wait, the clock itself.
+        launch_s: Residue per launch: what one more empty call adds to a batch.
+    """
+
+    batch_s: float
+    launch_s: float
+
+
+class Reading(NamedTuple):
+    """One batch from start to end, and the part of it until the last call had returned."""
+
+    elapsed_s: float
+    launched_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """The host's clock beside a device.
+
+    Attributes:
+        timer: The device's synchronisation and graphs.
+        now: The host's clock, in seconds.
+    """
+
+    timer: Timer
+    now: Callable[[], float] = time.perf_counter
+
+    def time(self, run: Call) -> Reading:
+        """Return what the clock shows around a batch; the device is idle before and after."""
+        start_s = self.now()
+        run()
+        launched_s = self.now() - start_s
+        self.timer.synchronize()
+        return Reading(self.now() - start_s, launched_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some calls of a variant that are timed together.
+
+    Attributes:
+        run: Runs or launches all of them.
+        count: How many they are.
+        overhead: What their reading costs beside them.
+        kind: ``"calls"`` from the host, or ``"captured calls"``.
+    """
+
+    run: Call
+    count: int
+    overhead: Overhead
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A variant's time, in milliseconds per call, with the 95 % interval of its median.
+
+    Attributes:
+        median_ms: Median of the samples.
+        low_ms: Lower end of its interval.
+        high_ms: Upper end of its interval.
+        samples: Number of samples.
+        regime: ``"warm"`` (the same buffers in every call) or ``"cold"`` (rotating buffers).
+        method: How a sample was taken, such as ``"captured calls x 48 less 8"``.
+        gave_up: Whether sampling stopped because the variant was far slower than the best.
+    """
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    samples: int
+    regime: str
+    method: str
+    gave_up: bool = False
+
+    @classmethod
+    def of(
+        cls, samples_ms: Sequence[float], *, regime: str, method: str, gave_up: bool = False
+    ) -> Timing:
+        """Return the timing that samples in milliseconds amount to."""
+        median = median_interval(samples_ms)
+        return cls(median.value, median.low, median.high, len(samples_ms), regime, method, gave_up)
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A variant with batches long enough for the clock.
+
+    Attributes:
+        stopwatch: Times the batches.
+        short: Batch whose time is taken off the long one's; None where the fixed cost is small.
+        long: The batch that is timed.
+        sets: Number of buffer sets that the calls rotate through.
+        estimate_s: Seconds of one call as first seen.
+    """
+
+    stopwatch: Stopwatch
+    short: Batch | None
+    long: Batch
+    sets: int
+    estimate_s: float
+
+    @property
+    def count(self) -> int:
+        """Calls by which the two batches differ."""
+        return self.long.count - (self.short.count if self.short else 0)
+
+    @property
+    def regime(self) -> str:
+        """Cache regime, as in `Timing`."""
+        return "warm" if self.sets == 1 else "cold"
+
+    @property
+    def method(self) -> str:
+        """How a sample is taken, as in `Timing`."""
+        less = f" less {self.short.count}" if self.short else ""
+        return f"{self.long.kind} x {self.long.count}{less}"
+
+    @property
+    def sample_s(self) -> float:
+        """About how long one sample takes."""
+        return self.estimate_s * (self.long.count + (self.short.count if self.short else 0))
+
+    def warm_up(self) -> None:
+        """Run the shorter batch untimed: another variant has evicted data that are to be warm."""
+        if self.sets == 1:
+            self.stopwatch.time((self.short or self.long).run)
+
+    def sample(self) -> float:
+        """Return one sample, in seconds per call."""
+        overhead = self.long.overhead
+        time = self.stopwatch.time
+        fixed_s = time(self.short.run).elapsed_s if self.short else overhead.batch_s
+        elapsed_s = time(self.long.run).elapsed_s
+        return (elapsed_s - fixed_s) / self.count - overhead.launch_s
+
+    def timing(self, samples_s: Sequence[float], *, gave_up: bool = False) -> Timing:
+        """Return the timing that samples in seconds amount to."""
+        samples_ms = [sample * 1e3 for sample in samples_s]
+        return Timing.of(samples_ms, regime=self.regime, method=self.method, gave_up=gave_up)
+
+
+def rotate(calls: Sequence[Call], count: int, turns: Iterator[int]) -> Call:
+    """Return a batch of plain calls that goes on with the next buffer set.
+
+    Args:
+        calls: A variant bound to each buffer set.
+        count: Calls in the batch.
+        turns: Counts the calls of all batches that share the buffers, so that whoever comes next
+            does not find what another variant has just used in the cache.
+    """
+
+    def run() -> None:
+        for _ in range(count):
+            calls[next(turns) % len(calls)]()
+
+    return run

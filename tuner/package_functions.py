@@ -1,0 +1,192 @@
+"""The functions of a frozen package, as its `__init__.py` spells them."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.records import UsageError
+from tuner.runtime.signature import Scalar, Signature, TensorSpec
+
+_LINE_LENGTH = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Autograd:
+    """The public differentiable operation of a kernel.
+
+    Attributes:
+        operation: Its name.
+        returns: The kernel's outputs that it returns, those with a gradient.
+        backward: Name of the kernel that computes the gradients. Its inputs are named like the
+            forward kernel's inputs or outputs, or ``d`` and one of `returns`; its outputs ``d``
+            and an input of the forward kernel.
+    """
+
+    operation: str
+    returns: tuple[str, ...]
+    backward: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of the package.
+
+    Attributes:
+        name: Its name.
+        kernel: The kernel that it calls.
+        signature: The kernel's signature.
+        summary: One line that says what it computes.
+        returns: Names of the outputs that it returns.
+        note: A further paragraph of its docstring, if any.
+    """
+
+    name: str
+    kernel: str
+    signature: Signature
+    summary: str
+    returns: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the kernel's outputs; one that is not returned is left out as ``_name``."""
+        return tuple(
+            spec.name if spec.name in self.returns else f"_{spec.name}"
+            for spec in self.signature.outputs
+        )
+
+    @property
+    def heading(self) -> str:
+        """Its first lines, broken where they are too long."""
+        begin, end = f"def {self.name}(", f") -> {self._annotation}:"
+        parameters = ", ".join(self._parameters)
+        if len(begin + parameters + end) <= _LINE_LENGTH:
+            return begin + parameters + end
+        if len(parameters) + 4 <= _LINE_LENGTH:
+            return f"{begin}\n    {parameters}\n{end}"
+        return "\n".join([begin, *(f"    {item}," for item in self._parameters), end])
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What it passes on to the operation."""
+        options = [name for name, _ in (*self.signature.flags, *self.signature.scalars)]
+        return (*_names(self.signature.inputs), *(f"{name}={name}" for name in options))
+
+    @property
+    def argument_lines(self) -> tuple[str, ...]:
+        """Its docstring's lines on the arguments."""
+        signature = self.signature
+        flags = [
+            f"{name}: {' or '.join(map(_literal, choices))}." for name, choices in signature.flags
+        ]
+        scalars = [f"{name}: None stands for {text}." for name, text in signature.scalars]
+        return (*map(_line, signature.inputs), *flags, *scalars)
+
+    @property
+    def return_lines(self) -> tuple[str, ...]:
+        """Its docstring's lines on what it returns."""
+        return tuple(_line(spec) for spec in self.signature.outputs if spec.name in self.returns)
+
+    @property
+    def has_literals(self) -> bool:
+        """Whether a type of its parameters is a Literal."""
+        return any(not isinstance(choices[0], bool) for _, choices in self.signature.flags)
+
+    @property
+    def _parameters(self) -> list[str]:
+        signature = self.signature
+        parameters = [f"{spec.name}: Tensor" for spec in signature.inputs]
+        parameters += ["*"] if signature.flags or signature.scalars else []
+        parameters += [
+            f"{name}: {_annotation(choices)} = {_literal(choices[0])}"
+            for name, choices in signature.flags
+        ]
+        return parameters + [f"{name}: float | None = None" for name, _ in signature.scalars]
+
+    @property
+    def _annotation(self) -> str:
+        if len(self.returns) == 1:
+            return "Tensor"
+        return f"tuple[{', '.join('Tensor' for _ in self.returns)}]"
+
+
+def functions_of(
+    kernels: Mapping[str, tuple[Signature, str, Autograd | None]],
+) -> list[Function]:
+    """Return the functions of a package, sorted by name.
+
+    Each kernel has one; a kernel whose backward kernel is in the package has another that is
+    differentiable and hides what only the backward kernel needs.
+
+    Args:
+        kernels: Signature, summary and autograd section of each kernel by name.
+
+    Raises:
+        UsageError: Two functions have one name, a name is no identifier, or a backward kernel
+            does not fit its forward kernel.
+    """
+    functions = []
+    for kernel, (signature, summary, autograd) in kernels.items():
+        text = summary.strip().rstrip(".") + "."
+        functions.append(Function(kernel, kernel, signature, text, _names(signature.outputs)))
+        if autograd is None or autograd.backward not in kernels:
+            continue
+        check_backward(signature, kernels[autograd.backward][0], autograd)
+        note = "Differentiable once; the derivative of its derivative is refused."
+        functions.append(
+            Function(autograd.operation, kernel, signature, text, autograd.returns, note)
+        )
+    names = [function.name for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"the package would have two functions named {name!r}")
+        check_name(name)
+    return sorted(functions, key=lambda function: function.name)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless a name can be imported."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot be imported: write letters, digits and underscores")
+
+
+def check_backward(forward: Signature, backward: Signature, autograd: Autograd) -> None:
+    """Raise UsageError unless a backward kernel's names fit its forward kernel's."""
+    where = f"{forward.kernel}: autograd"
+    outputs = _names(forward.outputs)
+    gradients = tuple(f"d{name}" for name in autograd.returns)
+    options = tuple(name for name, _ in (*forward.flags, *forward.scalars))
+    backward_options = tuple(name for name, _ in (*backward.flags, *backward.scalars))
+    for what, names, allowed in (
+        ("returns", autograd.returns, outputs),
+        ("input", _names(backward.inputs), (*_names(forward.inputs), *outputs, *gradients)),
+        ("output", _names(backward.outputs), [f"d{name}" for name in _names(forward.inputs)]),
+        ("flag or scalar", backward_options, options),
+    ):
+        for name in names:
+            if name not in allowed:
+                owner = "" if what == "returns" else f"{autograd.backward}'s "
+                raise UsageError(
+                    f"{where}: {owner}{what} {name!r} must be one of {', '.join(allowed)}"
+                )
+
+
+def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    return tuple(spec.name for spec in specs)
+
+
+def _annotation(choices: tuple[Scalar, ...]) -> str:
+    if isinstance(choices[0], bool):
+        return "bool"
+    return f"Literal[{', '.join(map(_literal, choices))}]"
+
+
+def _literal(value: Scalar) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _line(spec: TensorSpec) -> str:
+    return f"{spec.name}: [{', '.join(spec.shape)}]{f', {spec.dtype}' if spec.dtype else ''}."

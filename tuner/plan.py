@@ -1,0 +1,128 @@
+"""What a run tunes for: the kernels and workloads that the user asked for, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tuner.catalog import Catalog, device_class
+from tuner.freeze import Autograd, FrozenKernel
+from tuner.records import DeviceInfo, UsageError, Workload
+from tuner.space import KernelSpec, load_space
+from tuner.study import Subject
+from tuner.template import TemplateSpec
+from tuner.worker import Task
+
+STARTER = "starter"
+"""The set of workloads that a plain run tunes for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        kernels: Names of kernels; none stands for all that the device can run.
+        workloads: Workloads in the command line's form, for one kernel.
+        sets: Names of workload sets.
+    """
+
+    kernels: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+
+
+def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[KernelSpec]:
+    """Return the kernels that a kind of device can run.
+
+    Args:
+        catalog: Where kernels are.
+        kind: Name of the device plug-in.
+        names: Kernels that the user named; each must run on the device.
+
+    Raises:
+        UsageError: A named kernel is unknown or has no template for the device.
+    """
+    found = []
+    for name in names or catalog.kernels:
+        spec = load_space(catalog.space_path(name))
+        if any(_runs_on(kind, template) for template in spec.templates):
+            found.append(spec)
+        elif names:
+            devices = sorted({kind for item in spec.templates for kind in item.devices})
+            raise UsageError(
+                f"{name} has no template for {kind!r}; it has some for: {', '.join(devices)}"
+            )
+    return found
+
+
+def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject]:
+    """Return every workload to tune for, in the kernels' order.
+
+    Raises:
+        UsageError: Something in the request is unknown or does not fit the device.
+    """
+    specs = kernels_for(catalog, device.kind, request.kernels)
+    if request.workloads and len(specs) != 1:
+        raise UsageError(
+            f"--workload {request.workloads[0]!r} needs one KERNEL, but got "
+            f"{', '.join(request.kernels) or 'none'}"
+        )
+    subjects = []
+    for spec in specs:
+        for workload in _workloads(spec, device.kind, request):
+            subjects.append(subject_of(catalog, device, spec, workload))
+    if not subjects:
+        raise UsageError(
+            f"no workload of {', '.join(request.sets or (STARTER,))} is for {device.kind!r}"
+        )
+    return subjects
+
+
+def subject_of(
+    catalog: Catalog, device: DeviceInfo, spec: KernelSpec, workload: Workload
+) -> Subject:
+    """Return one workload with what is needed to tune for it."""
+    feasible = spec.feasible(dict(device.limits), device.kind, workload.dtype)
+    for part in feasible.templates:
+        catalog.template_path(spec.kernel, part.spec.name, part.spec.language)
+    task = Task(spec.signature.to_json(), catalog.problem_path(spec.kernel), workload, device)
+    return Subject(spec, task, feasible)
+
+
+def frozen_kernel(catalog: Catalog, spec: KernelSpec) -> FrozenKernel:
+    """Return what a package keeps of a kernel."""
+    section = spec.autograd
+    autograd = None
+    if section is not None:
+        autograd = Autograd(section.operation, tuple(section.returns), section.backward)
+    return FrozenKernel(
+        signature=spec.signature,
+        summary=spec.summary,
+        problem=catalog.problem_path(spec.kernel),
+        dtypes={template.name: tuple(template.dtypes) for template in spec.templates},
+        autograd=autograd,
+    )
+
+
+def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Workload]:
+    if request.workloads:
+        yield from (spec.workload(text) for text in request.workloads)
+        return
+    dtypes = {
+        dtype
+        for template in spec.templates
+        if _runs_on(kind, template)
+        for dtype in template.dtypes
+    }
+    for name in request.sets or (STARTER,):
+        if name not in spec.workloads:
+            if request.kernels:
+                known = ", ".join(spec.workloads)
+                raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
+            continue
+        yield from (item for item in spec.workloads[name] if item.dtype in dtypes)
+
+
+def _runs_on(kind: str, template: TemplateSpec) -> bool:
+    return kind in template.devices and template.language in device_class(kind).languages

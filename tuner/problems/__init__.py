@@ -1,0 +1,1 @@
+"""One module per kernel: reference, rival, tolerance and cost; see CONTRIBUTING.md."""

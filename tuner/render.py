@@ -1,0 +1,70 @@
+"""Template + candidate -> source: readable code that depends on nothing but the candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from tuner.records import Candidate, Source, UsageError, format_value
+
+
+class Renderer:
+    """Renders the templates found in a list of folders, the first match winning.
+
+    Args:
+        folders: Folders that hold one folder of templates per kernel.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([str(folder) for folder in folders]),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,  # noqa: S701 - the output is source code, not HTML
+        )
+        self._environment.filters["spell"] = format_value
+
+    def render(self, kernel: str, language: str, candidate: Candidate) -> Source:
+        """Return the source of one candidate.
+
+        Args:
+            kernel: Name of the kernel.
+            language: Language of the candidate's template.
+            candidate: The choice to render.
+
+        Raises:
+            UsageError: The template is missing, malformed, or uses an unknown name.
+        """
+        suffix = "cpp" if language == "cpp" else "py"
+        path = f"{kernel}/{candidate.template}.{suffix}.j2"
+        parameters = dict(candidate.parameters)
+        try:
+            text = self._environment.get_template(path).render(
+                parameters,
+                kernel=kernel,
+                template=candidate.template,
+                parameters=parameters,
+            )
+        except jinja2.TemplateNotFound as error:
+            raise UsageError(f"templates/{error.name}: no such file") from error
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(f"templates/{error.name}:{error.lineno}: {error.message}") from error
+        except jinja2.UndefinedError as error:
+            raise UsageError(
+                f"templates/{path}: {error.message}; known: {', '.join(parameters)}"
+            ) from error
+        return Source(kernel, language, tidy(text))
+
+
+def tidy(text: str) -> str:
+    """Return the text without trailing blanks, doubled blank lines and lines left at its ends.
+
+    Python keeps the two blank lines between its top-level definitions.
+    """
+    text = re.sub(r"[ \t]+\n", "\n", text.strip() + "\n")
+    return re.sub(r"\n{4,}", "\n\n\n", text)

@@ -1,0 +1,173 @@
+"""The append-only log of trials and winners: one line each, on disk before the next is asked for."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tuner import codec
+from tuner.records import (
+    Candidate,
+    Outcome,
+    Rejection,
+    Trial,
+    TunerError,
+    UsageError,
+    Winner,
+    Workload,
+)
+
+SCHEMA_VERSION = 1
+
+
+class Store:
+    """Everything that runs on one architecture have found.
+
+    Several processes may write to one store: a line is appended under a lock, and each process
+    reads what the others wrote with `refresh`. A line torn by a kill is skipped.
+
+    Args:
+        root: Folder of all stores.
+        arch: Architecture that the trials belong to.
+    """
+
+    def __init__(self, root: Path, arch: str) -> None:
+        self.folder = root / arch
+        self.sources = root / "sources"
+        self.cache = root / "cache"
+        for folder in (self.folder, self.sources, self.cache):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = self.folder / "trials.jsonl"
+        self._offset = 0
+        self._trials: list[Trial] = []
+        self._winners: dict[Workload, Winner] = {}
+        self._quarantine: dict[str, Rejection] = {}
+        self.damaged_lines = 0
+        self.refresh()
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials in the order in which they finished."""
+        return tuple(self._trials)
+
+    @property
+    def winners(self) -> tuple[Winner, ...]:
+        """The latest winner of each workload."""
+        return tuple(self._winners.values())
+
+    def quarantined(self, source_sha256: str) -> Rejection | None:
+        """Return how a source killed its child, if it ever did."""
+        return self._quarantine.get(source_sha256)
+
+    def refresh(self) -> None:
+        """Read the lines that were appended since the last call, by whatever process.
+
+        Raises:
+            TunerError: A line was written by a newer version.
+        """
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        for line in data[:complete].splitlines():
+            self._read(line)
+
+    def add_trial(
+        self,
+        workload: Workload,
+        candidate: Candidate,
+        source_sha256: str,
+        outcome: Outcome,
+        *,
+        seconds: float,
+    ) -> Trial:
+        """Append a trial; its number is the next one of the store."""
+
+        def entry() -> dict[str, Any]:
+            number = len(self._trials)
+            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds)
+            return {"trial": codec.to_json(trial)}
+
+        self._append(entry)
+        return self._trials[-1]
+
+    def add_quarantine(self, source_sha256: str, rejection: Rejection) -> None:
+        """Append that a source killed its child; it is not tried again on this architecture."""
+        entry = {"source_sha256": source_sha256, "rejection": codec.to_json(rejection)}
+        self._append(lambda: {"quarantine": entry})
+
+    def add_winner(self, winner: Winner) -> None:
+        """Append the winner of a workload; it replaces the one before."""
+        self._append(lambda: {"winner": codec.to_json(winner)})
+
+    def forget(self) -> None:
+        """Set the log aside, so that a run starts anew; nothing is deleted."""
+        with self._locked():
+            if self.path.exists():
+                count = len(list(self.folder.glob("trials.*.jsonl")))
+                self.path.rename(self.folder / f"trials.{count + 1}.jsonl")
+        self._offset = 0
+        self._trials.clear()
+        self._winners.clear()
+        self._quarantine.clear()
+
+    def _append(self, entry: Callable[[], dict[str, Any]]) -> None:
+        with self._locked():
+            self.refresh()
+            with self.path.open("ab", buffering=0) as file:
+                if file.tell() > self._offset:  # a kill left a torn line: end it
+                    file.write(b"\n")
+                    self.refresh()
+                file.write(
+                    json.dumps({"schema_version": SCHEMA_VERSION, **entry()}).encode() + b"\n"
+                )
+                os.fsync(file.fileno())
+            self.refresh()
+
+    def _read(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            self.damaged_lines += bool(line)
+            return
+        if entry["schema_version"] > SCHEMA_VERSION:
+            raise TunerError(
+                f"{self.path}: schema_version {entry['schema_version']} is newer than "
+                f"{SCHEMA_VERSION}: update tuner or use another --store"
+            )
+        if "trial" in entry:
+            self._trials.append(codec.from_json(Trial, entry["trial"]))
+        elif "winner" in entry:
+            winner = codec.from_json(Winner, entry["winner"])
+            self._winners[winner.workload] = winner
+        elif "quarantine" in entry:
+            item = entry["quarantine"]
+            self._quarantine[item["source_sha256"]] = codec.from_json(
+                Rejection, item["rejection"]
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def open_stores(root: Path) -> list[Store]:
+    """Return the stores of every architecture under a folder.
+
+    Raises:
+        UsageError: The folder holds no store.
+    """
+    archs = sorted(path.parent.name for path in root.glob("*/trials.jsonl"))
+    if not archs:
+        raise UsageError(f"--store {root}: there are no trials; run `tune` first")
+    return [Store(root, arch) for arch in archs]

@@ -1,0 +1,268 @@
+"""The search of one workload: ask, compile ahead, evaluate, tell, until the budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass
+
+import optuna
+
+from tuner import sampler
+from tuner.budget import Countdown
+from tuner.feasible import FeasibleSet
+from tuner.records import (
+    Candidate,
+    DeviceInfo,
+    Measurement,
+    Outcome,
+    Rejection,
+    Source,
+    Trial,
+    TunerError,
+)
+from tuner.render import Renderer
+from tuner.space import KernelSpec
+from tuner.store import Store
+from tuner.worker import Compiled, Lethal, Task, Workers
+
+_AHEAD_PER_JOB = 2
+
+
+class DefaultRejected(TunerError):
+    """The default candidate is not eligible, so there is nothing to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the studies of one run share.
+
+    Attributes:
+        device: The device that is tuned for.
+        shares_host: Whether compiling beside a measurement disturbs it.
+        store: Where trials are kept.
+        workers: The child processes.
+        renderer: Renders the candidates.
+        jobs: Number of candidates that compile at the same time.
+        seed: Seed of everything random.
+    """
+
+    device: DeviceInfo
+    shares_host: bool
+    store: Store
+    workers: Workers
+    renderer: Renderer
+    jobs: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A workload with what is needed to tune for it.
+
+    Attributes:
+        spec: Its kernel.
+        task: The workload as children know it.
+        feasible: What may be tried.
+    """
+
+    spec: KernelSpec
+    task: Task
+    feasible: FeasibleSet
+
+    def render(self, renderer: Renderer, candidate: Candidate) -> Source:
+        """Return a candidate's source."""
+        language = self.spec.template(candidate.template).language
+        return renderer.render(self.spec.kernel, language, candidate)
+
+
+@dataclass(slots=True)
+class _Pending:
+    asked: optuna.trial.Trial
+    candidate: Candidate
+    source: Source
+    future: Future[Compiled | Rejection] | None
+    started: float
+
+
+class Study:
+    """Searches one workload, from where the store's trials leave off.
+
+    Args:
+        session: What the studies of the run share.
+        subject: What to tune for.
+    """
+
+    def __init__(self, session: Session, subject: Subject) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._session = session
+        self._subject = subject
+        self.feasible = subject.feasible
+        self._known: dict[str, Outcome] = {}
+        self._trials: list[Trial] = []
+        self._study = optuna.create_study(
+            sampler=sampler.FeasibleSampler(subject.feasible, seed=session.seed)
+        )
+        self._absorb()
+        self._enqueue()
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Finished trials of this workload whose source is the one that its candidate has now."""
+        return tuple(self._trials)
+
+    @property
+    def best_ms(self) -> float | None:
+        """Median time of the fastest variant so far."""
+        times = [
+            trial.outcome.median_ms
+            for trial in self._trials
+            if isinstance(trial.outcome, Measurement)
+        ]
+        return min(times, default=None)
+
+    @property
+    def default_ms(self) -> float | None:
+        """Median time of the default candidate, once it is timed."""
+        for trial in self._trials:
+            if trial.candidate == self.feasible.default:
+                return trial.outcome.median_ms if isinstance(trial.outcome, Measurement) else None
+        return None
+
+    def run(self, countdown: Countdown, report: Callable[[Trial], None]) -> None:
+        """Evaluate candidates until the budget is spent or nothing is left to try.
+
+        Args:
+            countdown: The budget.
+            report: Called with every finished trial, after it is on disk.
+
+        Raises:
+            DefaultRejected: The default candidate is not eligible.
+        """
+        self._evaluate_default(report)
+        pending: deque[_Pending] = deque()
+        ahead = _AHEAD_PER_JOB * self._session.jobs
+        try:
+            while True:
+                if not pending or not self._session.shares_host:
+                    self._refill(pending, ahead, countdown)
+                if not pending:
+                    return
+                if self._session.shares_host:
+                    wait([item.future for item in pending if item.future is not None])
+                self._settle(pending.popleft(), report)
+                countdown.count_trial()
+        finally:
+            for item in pending:
+                if item.future is not None:
+                    item.future.cancel()
+
+    def reject(
+        self, candidate: Candidate, rejection: Rejection, report: Callable[[Trial], None]
+    ) -> None:
+        """Take back that a candidate is eligible: it failed a check that came later."""
+        self._trials = [trial for trial in self._trials if trial.candidate != candidate]
+        source = self._subject.render(self._session.renderer, candidate)
+        self._known[source.sha256] = rejection
+        workload = self._subject.task.workload
+        trial = self._session.store.add_trial(
+            workload, candidate, source.sha256, rejection, seconds=0.0
+        )
+        self._trials.append(trial)
+        report(trial)
+
+    def _evaluate_default(self, report: Callable[[Trial], None]) -> None:
+        default = self._subject.feasible.default
+        source = self._subject.render(self._session.renderer, default)
+        if source.sha256 not in self._known:
+            self._settle(self._propose(), report)
+        outcome = self._known.get(source.sha256)
+        if isinstance(outcome, Rejection):
+            raise DefaultRejected(
+                f"{self._subject.task.workload}: the default candidate {default} was rejected at "
+                f"stage {outcome.stage}: {outcome.reason}"
+            )
+
+    def _refill(self, pending: deque[_Pending], ahead: int, countdown: Countdown) -> None:
+        while len(pending) < ahead and not countdown.spent:
+            left = countdown.trials_left
+            if left is not None and len(pending) >= left:
+                return
+            if len(self._known) + len(pending) >= len(self._subject.feasible):
+                return
+            pending.append(self._propose())
+
+    def _propose(self) -> _Pending:
+        while True:
+            asked, candidate = sampler.ask(self._study, self._subject.feasible)
+            source = self._subject.render(self._session.renderer, candidate)
+            known = self._known.get(source.sha256)
+            if known is None:
+                break
+            self._tell(asked, known)
+        future = None
+        if self._session.store.quarantined(source.sha256) is None:
+            future = self._session.workers.compile(self._subject.task, source)
+        return _Pending(asked, candidate, source, future, time.monotonic())
+
+    def _settle(self, item: _Pending, report: Callable[[Trial], None]) -> None:
+        outcome = self._outcome_of(item)
+        trial = self._session.store.add_trial(
+            self._subject.task.workload,
+            item.candidate,
+            item.source.sha256,
+            outcome,
+            seconds=time.monotonic() - item.started,
+        )
+        self._tell(item.asked, outcome)
+        self._known[item.source.sha256] = outcome
+        self._trials.append(trial)
+        report(trial)
+
+    def _outcome_of(self, item: _Pending) -> Outcome:
+        quarantine = self._session.store.quarantined(item.source.sha256)
+        if quarantine is not None or item.future is None:
+            assert quarantine is not None
+            return quarantine
+        try:
+            compiled = item.future.result()
+            if isinstance(compiled, Rejection):
+                return compiled
+            return self._session.workers.evaluate(
+                self._subject.task, item.source, compiled, give_up_ms=self.best_ms
+            )
+        except Lethal as lethal:
+            self._session.store.add_quarantine(item.source.sha256, lethal.rejection)
+            return lethal.rejection
+        except CancelledError:
+            raise KeyboardInterrupt from None
+
+    def _tell(self, asked: optuna.trial.Trial, outcome: Outcome) -> None:
+        if isinstance(outcome, Measurement):
+            self._study.tell(asked, outcome.median_ms)
+        else:  # PRUNED, since Optuna's samplers learn nothing from a trial that is told as FAIL
+            asked.set_user_attr("stage", outcome.stage)
+            asked.set_user_attr("reason", outcome.reason)
+            self._study.tell(asked, state=optuna.trial.TrialState.PRUNED)
+
+    def _absorb(self) -> None:
+        """Take over the store's trials of this workload, as far as their sources still stand."""
+        workload, feasible = self._subject.task.workload, self._subject.feasible
+        latest = {
+            trial.candidate: trial
+            for trial in self._session.store.trials
+            if trial.workload == workload and trial.candidate in feasible
+        }
+        for candidate, trial in latest.items():
+            source = self._subject.render(self._session.renderer, candidate)
+            if source.sha256 == trial.source_sha256:
+                self._known[trial.source_sha256] = trial.outcome
+                self._trials.append(trial)
+                self._study.add_trial(sampler.frozen_trial(feasible, trial))
+
+    def _enqueue(self) -> None:
+        feasible = self._subject.feasible
+        for candidate in (feasible.default, *feasible.defaults, *feasible.seeds):
+            self._study.enqueue_trial(sampler.as_params(candidate), skip_if_exists=True)

@@ -1,0 +1,71 @@
+"""Same result as the reference: on the workload and on odd shapes, with every flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from tuner.records import Workload
+from tuner.runtime.check import Case, Example, Problem, flag_choices
+from tuner.runtime.signature import Signature
+from tuner.runtime.variant import Variant
+
+_SEEDS = (0, 1)
+_EDGE_SEED = 2
+
+
+class Verifier:
+    """Checks variants of one workload; the references are computed once.
+
+    Args:
+        signature: Signature of the kernel.
+        problem: The kernel's problem module.
+        workload: What the variants are tuned for.
+        device: Torch's name of the device.
+    """
+
+    def __init__(
+        self, signature: Signature, problem: Problem, workload: Workload, device: str
+    ) -> None:
+        self._signature = signature
+        self._problem = problem
+        self._workload = workload
+        self._device = device
+
+    def check(self, variant: Variant) -> str | None:
+        """Return what is wrong with a variant on its workload, or None."""
+        return _first_fault(variant, self._on_workload)
+
+    def check_edges(self, variant: Variant) -> str | None:
+        """Return what is wrong with a variant on the odd shapes, or None."""
+        return _first_fault(variant, self._on_edges)
+
+    @cached_property
+    def _on_workload(self) -> list[Example]:
+        workload = self._workload
+        extents, flags = dict(workload.dims), dict(workload.flags)
+        cases = [
+            Case(extents, flags, workload.dtype, seed=seed, device=self._device)
+            for seed in _SEEDS
+        ]
+        return [Example(self._signature, self._problem, case) for case in cases]
+
+    @cached_property
+    def _on_edges(self) -> list[Example]:
+        return [Example(self._signature, self._problem, case) for case in self._edge_cases()]
+
+    def _edge_cases(self) -> Iterator[Case]:
+        for number, shape in enumerate(self._problem.EDGE_SHAPES):
+            for flags in flag_choices(self._signature):
+                yield Case(
+                    shape,
+                    flags,
+                    self._workload.dtype,
+                    seed=_EDGE_SEED + number,
+                    device=self._device,
+                    misaligned=True,
+                )
+
+
+def _first_fault(variant: Variant, examples: list[Example]) -> str | None:
+    return next(filter(None, (example.check(variant) for example in examples)), None)

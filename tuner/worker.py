@@ -1,0 +1,256 @@
+"""The compile children that run ahead and the one child that measures, as the study sees them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tuner import codec
+from tuner.child import Child, ChildLost, ChildSpec
+from tuner.records import (
+    ChildError,
+    DeviceInfo,
+    Measurement,
+    Outcome,
+    Rejection,
+    Resources,
+    Source,
+    Stage,
+    Workload,
+)
+
+OWN_PHASES = ("start", "prepare")
+"""Phases in which a child runs the tuner's own code: losing it there blames no candidate."""
+
+_START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A workload of one kernel, as children need to know it.
+
+    Attributes:
+        signature: The kernel's signature as JSON.
+        problem: The kernel's problem module.
+        workload: The workload.
+        device: The device that sources are compiled for.
+    """
+
+    signature: dict[str, Any]
+    problem: Path
+    workload: Workload
+    device: DeviceInfo
+
+    def message(self, operation: str, **values: object) -> dict[str, Any]:
+        """Return the request that asks a child for an operation on this workload."""
+        return {
+            "operation": operation,
+            "signature": self.signature,
+            "problem": str(self.problem),
+            "workload": codec.to_json(self.workload),
+            "device": codec.to_json(self.device),
+            **values,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A source that the compiler accepted."""
+
+    compile_s: float
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long one candidate may take, in seconds."""
+
+    compile_s: float = 60.0
+    run_s: float = 60.0
+
+
+class Lethal(Exception):
+    """A source killed its child or made it hang; the rejection says at what stage."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.reason)
+        self.rejection = rejection
+
+
+class Workers:
+    """Starts, times out, kills and replaces children.
+
+    Args:
+        spec: How children are started.
+        jobs: Number of children that compile.
+        sources: Folder where sources lie as files named by their hash.
+        limits: How long one candidate may take.
+    """
+
+    def __init__(
+        self, spec: ChildSpec, *, jobs: int, sources: Path, limits: Limits = Limits()
+    ) -> None:
+        self._spec = spec
+        self._sources = sources
+        self._limits = limits
+        self._local = threading.local()
+        self._children: set[Child] = set()
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compile")
+        self._measuring: Child | None = None
+
+    def info(self) -> DeviceInfo:
+        """Return what the measuring child knows of the device.
+
+        Raises:
+            ChildError: The child cannot use the device.
+        """
+        reply = self._measure({"operation": "info"}, timeout_s=_START_TIMEOUT_S)
+        return codec.from_json(DeviceInfo, reply["info"])
+
+    def path_of(self, source: Source) -> Path:
+        """Return the file of a source, written if it is not there."""
+        path = self._sources / f"{source.sha256}.{'cpp' if source.language == 'cpp' else 'py'}"
+        if not path.exists():
+            scratch = path.with_suffix(f".{os.getpid()}.part")
+            scratch.write_text(source.text)
+            scratch.replace(path)
+        return path
+
+    def compile(self, task: Task, source: Source) -> Future[Compiled | Rejection]:
+        """Compile a source in the background.
+
+        The future raises `Lethal` when the compiler hung or its child died.
+        """
+        message = task.message("compile", **self._describe(source))
+        return self._pool.submit(self._compile, message)
+
+    def evaluate(
+        self, task: Task, source: Source, compiled: Compiled, *, give_up_ms: float | None
+    ) -> Outcome:
+        """Verify a compiled source and, if it is right, time it.
+
+        Args:
+            task: The workload.
+            source: What to evaluate.
+            compiled: What its compilation gave.
+            give_up_ms: Stop timing a variant that is far slower than this.
+
+        Raises:
+            Lethal: The variant killed or hung its child.
+        """
+        message = task.message("evaluate", give_up_ms=give_up_ms, **self._describe(source))
+        reply = self._measure(message, timeout_s=self._limits.run_s)
+        if "rejection" in reply:
+            return codec.from_json(Rejection, reply["rejection"])
+        timing = reply["timing"]
+        return Measurement(
+            **timing, compile_s=compiled.compile_s, resources=compiled.resources
+        )
+
+    def verify(self, task: Task, path: Path, language: str) -> Rejection | None:
+        """Check a file on its workload and on every odd shape; None if it is right.
+
+        Raises:
+            Lethal: The variant killed or hung its child.
+        """
+        message = task.message("verify", path=str(path), language=language)
+        reply = self._measure(message, timeout_s=self._limits.run_s)
+        return codec.from_json(Rejection, reply["rejection"]) if "rejection" in reply else None
+
+    def race(
+        self, task: Task, sources: Sequence[tuple[str, Source]], *, budget_s: float, seed: int
+    ) -> dict[str, Any]:
+        """Time labelled sources and the rival in turns; the reply holds the race's result.
+
+        Raises:
+            Lethal: A variant killed or hung its child.
+        """
+        contenders = [{"label": label, **self._describe(source)} for label, source in sources]
+        message = task.message("race", contenders=contenders, budget_s=budget_s, seed=seed)
+        return self._measure(message, timeout_s=self._limits.run_s + 4 * budget_s)
+
+    def restart(self) -> None:
+        """End the measuring child; the next request starts a fresh one."""
+        if self._measuring is not None:
+            self._measuring.kill()
+            self._children.discard(self._measuring)
+            self._measuring = None
+
+    def close(self) -> None:
+        """End every child, whatever it is doing."""
+        for child in tuple(self._children):
+            child.kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for child in tuple(self._children):
+            child.kill()
+        self._children.clear()
+        self._measuring = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _describe(self, source: Source) -> dict[str, str]:
+        return {"path": str(self.path_of(source)), "language": source.language}
+
+    def _compile(self, message: dict[str, Any]) -> Compiled | Rejection:
+        child: Child | None = getattr(self._local, "child", None)
+        if child is None:
+            child = self._local.child = Child("compile", self._spec)
+            self._children.add(child)
+            child.request({"operation": "ready"}, timeout_s=_START_TIMEOUT_S)
+        with self._casualties(child):
+            try:
+                reply = child.request(message, timeout_s=self._limits.compile_s)
+            except ChildLost:
+                self._local.child = None
+                raise
+        if "rejection" in reply:
+            return codec.from_json(Rejection, reply["rejection"])
+        return Compiled(reply["compile_s"], codec.from_json(Resources, reply["resources"]))
+
+    def _measure(self, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        if self._measuring is None:
+            self._measuring = Child("measure", self._spec)
+            self._children.add(self._measuring)
+            self._measuring.request({"operation": "ready"}, timeout_s=_START_TIMEOUT_S)
+        child = self._measuring
+        with self._casualties(child):
+            try:
+                reply = child.request(message, timeout_s=timeout_s)
+            except ChildLost:
+                self._measuring = None
+                raise
+        if reply.get("poisoned"):
+            self.restart()
+        return reply
+
+    @contextmanager
+    def _casualties(self, child: Child) -> Iterator[None]:
+        try:
+            yield
+        except ChildLost as loss:
+            self._children.discard(child)
+            if loss.phase in OWN_PHASES:
+                raise ChildError(f"a child was lost in the tuner's own code: {loss}") from loss
+            raise Lethal(Rejection(_stage_of(loss), f"{loss.phase}: {loss}")) from loss
+
+
+def _stage_of(loss: ChildLost) -> Stage:
+    if loss.timed_out:
+        return "timeout"
+    return "compile" if loss.phase == "compile" else "runtime"
