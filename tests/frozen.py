@@ -96,15 +96,15 @@ def _mix(a, b, negate, power, factor):
 def tolerance(dims, flags, dtype):
     return {{"rtol": 1e-5, "atol": 1e-5}}
 '''
-_FORWARD_REFERENCE = '''\
+_FORWARD_REFERENCE = """\
 def reference(a, b, negate, power, factor):
     y = _mix(a, b, negate, power, factor)
-    return {"y": y, "total": y.sum(1)}'''
-_BACKWARD_REFERENCE = '''\
+    return {"y": y, "total": y.sum(1)}"""
+_BACKWARD_REFERENCE = """\
 def reference(a, b, dy, negate, power, factor):
     a, b = a.requires_grad_(), b.requires_grad_()
     da, db = torch.autograd.grad(_mix(a, b, negate, power, factor), (a, b), dy)
-    return {"da": da, "db": db}'''
+    return {"da": da, "db": db}"""
 
 DEVICE = DeviceInfo(
     kind="cpu",
@@ -138,7 +138,9 @@ class Project:
             problem = folder / f"{name}.py"
             problem.write_text(_PROBLEM.format(kernel=name, reference=reference))
             self.kernels.append(
-                FrozenKernel(signature, f"{name} of a and b", problem, {"cpu": ("float32",)}, section)
+                FrozenKernel(
+                    signature, f"{name} of a and b", problem, {"cpu": ("float32",)}, section
+                )
             )
 
     def winner(self, kernel: str = "mix", **changes: object) -> Winner:

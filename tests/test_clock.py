@@ -9,7 +9,6 @@ from tuner.calibration import BelowFloor
 from tuner.clock import Clock
 
 ACCELERATOR = {"launch_s": 5e-6, "queue_s": 4e-6}
-FREE = {"launch_s": 0.0}
 GRAPHS = {**ACCELERATOR, "gap_s": 0.5e-6}
 
 
@@ -69,14 +68,18 @@ def test_a_coarse_clock_takes_longer_batches():
     assert timing.median_ms == pytest.approx(0.1, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("costs", "true_s"),
-    [({}, 50e-9), (ACCELERATOR, 2e-6), (GRAPHS, 0.2e-6), (FREE, 0.0)],
-)
+@pytest.mark.parametrize(("costs", "true_s"), [({}, 50e-9), (ACCELERATOR, 2e-6), (GRAPHS, 0.2e-6)])
 def test_work_below_the_floor_is_refused_with_the_reason(costs, true_s):
     machine = Machine(**costs)
-    with pytest.raises(BelowFloor, match="a call takes .* us, of which its launch|nothing beside"):
+    with pytest.raises(BelowFloor, match="a call takes .* us, of which its launch takes .* us"):
         clock_of(machine).measure([machine.kernel(true_s)], budget_s=0.2, give_up_ms=None)
+
+
+def test_work_that_takes_no_time_is_refused(monkeypatch):
+    monkeypatch.setattr("tuner.clock.MOST_CALLS", 1000)
+    machine = Machine(launch_s=0.0)
+    with pytest.raises(BelowFloor, match="1000 calls take .* us in all: nothing beside"):
+        clock_of(machine).measure([machine.kernel(0.0)], budget_s=0.2, give_up_ms=None)
 
 
 def test_a_clock_that_stands_still_is_refused():
@@ -99,6 +102,13 @@ def test_a_slightly_slower_variant_is_measured():
     timing = clock_of(machine).measure([machine.kernel(1.5e-3)], budget_s=1.0, give_up_ms=1.0)
     assert not timing.gave_up
     assert timing.samples >= 10
+
+
+def test_a_variant_known_to_be_slower_is_not_measured_further():
+    machine = Machine(noise=0.1)
+    timing = clock_of(machine).measure([machine.kernel(1.5e-3)], budget_s=5.0, give_up_ms=1.0)
+    assert 10 <= timing.samples <= 20
+    assert timing.low_ms > 1.0
 
 
 def test_a_precise_median_ends_before_the_budget():

@@ -1,4 +1,4 @@
-"""One workload in a measuring child: its buffers, its verifier and the clock that times variants."""
+"""One workload in a measuring child: its buffers, its verifier, and the timing of variants."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ class Bench:
             device=self._device.torch_device,
         )
         outputs = {
-            spec.name: torch.empty(
-                shape, dtype=element_type(spec, case.dtype), device=case.device
-            )
+            spec.name: torch.empty(shape, dtype=element_type(spec, case.dtype), device=case.device)
             for spec, shape in self._signature.shapes(self._signature.outputs, self._extents)
         }
         return make_inputs(self._signature, self._problem, case) | outputs

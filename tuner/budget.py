@@ -32,8 +32,10 @@ class Budget:
         """
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|trials)", text.strip())
         if match is None or float(match[1]) == 0:
-            raise UsageError(f"--budget {text!r}: write seconds, minutes, hours or trials, such "
-                             "as 90s, 5m, 1h or 200trials")
+            raise UsageError(
+                f"--budget {text!r}: write seconds, minutes, hours or trials, such "
+                "as 90s, 5m, 1h or 200trials"
+            )
         if match[2] == "trials":
             return cls(trials=int(float(match[1])))
         return cls(seconds=float(match[1]) * _UNITS_S[match[2]])

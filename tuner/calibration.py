@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from tuner.meter import Call, Overhead, Stopwatch, rotate
 from tuner.records import TunerError
+from tuner.statistics import undisturbed
 
 READINGS = 31
 """Readings behind each calibrated cost."""
@@ -62,9 +61,9 @@ def calibrate(stopwatch: Stopwatch, empty_call: Call | None = None) -> Calibrati
     for _ in range(READINGS):
         stopwatch.time(call)
     lone = [stopwatch.time(call) for _ in range(READINGS)]
-    call_s = _typical([reading.elapsed_s for reading in lone])
-    waited_s = _typical([reading.elapsed_s - reading.launched_s for reading in lone])
-    idle_s = _typical([stopwatch.time(_nothing).elapsed_s for _ in range(READINGS)])
+    call_s = undisturbed([reading.elapsed_s for reading in lone])
+    waited_s = undisturbed([reading.elapsed_s - reading.launched_s for reading in lone])
+    idle_s = undisturbed([stopwatch.time(_nothing).elapsed_s for _ in range(READINGS)])
     short, long = (stopwatch.timer.capture(call, count) for count in (SHORT, LONG))
     return Calibration(
         resolution_s=resolution_s,
@@ -79,14 +78,9 @@ def calibrate(stopwatch: Stopwatch, empty_call: Call | None = None) -> Calibrati
 
 def _overhead(stopwatch: Stopwatch, short: Call, long: Call) -> Overhead:
     pairs = [(stopwatch.time(short), stopwatch.time(long)) for _ in range(READINGS)]
-    short_s, long_s = (_typical([pair[i].elapsed_s for pair in pairs]) for i in range(2))
+    short_s, long_s = (undisturbed([pair[i].elapsed_s for pair in pairs]) for i in range(2))
     launch_s = max((long_s - short_s) / (LONG - SHORT), 0.0)
     return Overhead(max(short_s - SHORT * launch_s, 0.0), launch_s)
-
-
-def _typical(readings_s: Sequence[float]) -> float:
-    """Return the lower quartile: noise only adds, and a busy neighbour spoils most readings."""
-    return float(np.quantile(readings_s, 0.25))
 
 
 def _nothing() -> None:

@@ -89,9 +89,7 @@ def device_class(kind: str) -> type[Device]:
     """
     if kind not in device_kinds():
         raise UsageError(f"unknown device {kind!r}; known: {', '.join(device_kinds())}")
-    found: type[Device] = _only_subclass(
-        importlib.import_module(f"tuner.devices.{kind}"), Device
-    )
+    found: type[Device] = _only_subclass(importlib.import_module(f"tuner.devices.{kind}"), Device)
     return found
 
 
@@ -115,7 +113,9 @@ def builder_for(language: str) -> Builder:
     """
     known: list[str] = []
     for name in sorted(_module_names(tuner.builders)):
-        kind: type[Builder] = _only_subclass(importlib.import_module(f"tuner.builders.{name}"), Builder)
+        kind: type[Builder] = _only_subclass(
+            importlib.import_module(f"tuner.builders.{name}"), Builder
+        )
         if language in kind.languages:
             return kind()
         known += kind.languages
@@ -134,7 +134,8 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _module_names(package: ModuleType) -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(package.__path__)]
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return [name for name in names if not name.startswith("_")]
 
 
 def _only_subclass(module: ModuleType, base: type) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -121,10 +122,8 @@ class Child:
 
     def kill(self) -> None:
         """End the child and everything that it started; return when it is gone."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._requests.close()
         if self._reply_fd >= 0:
@@ -159,10 +158,8 @@ class Child:
     def _lose(self, phase: str, *, timeout_s: float | None = None) -> NoReturn:
         timed_out = timeout_s is not None
         if not timed_out:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_EXIT_GRACE_S)
-            except subprocess.TimeoutExpired:
-                pass
             self._drain.join(_EXIT_GRACE_S)
         code = self._process.poll()
         self.kill()

@@ -24,11 +24,11 @@ MOST_CALLS = 100_000
 LAUNCH_BOUND = 0.9
 """Share of a batch spent launching from which the kernels hide behind their launches."""
 
-LOWEST_SAMPLES = 10
-"""Samples before a measurement may end, unless its budget ends it."""
+LEAST_VISITS = 10
+"""Visits before a measurement may end, unless its budget ends it."""
 
 PRECISION = 0.005
-"""Half-width of the median's interval, relative, at which more samples are not worth the time."""
+"""Half-width of the median's interval, relative, at which more visits are not worth the time."""
 
 GIVE_UP = 2.0
 """How many times slower than the best a variant must be to be stopped early."""
@@ -74,9 +74,9 @@ class Clock:
     ) -> Timing:
         """Return the time of a variant that has the device for itself.
 
-        Sampling ends with the budget, or from `LOWEST_SAMPLES` on once the median is known to
-        `PRECISION`, looked at whenever the samples have doubled. Noise on a shared machine only
-        adds, so the fastest reading of the warm-up tells whether to give up.
+        Visits end with the budget, or from `LEAST_VISITS` on once the median is known to
+        `PRECISION` or to be above the best, looked at whenever they have doubled. Noise on a
+        shared machine only adds, so the fastest sample of the warm-up tells whether to give up.
 
         Args:
             calls: The variant bound to one set of buffers (warm), or to several that together
@@ -87,21 +87,23 @@ class Clock:
         Raises:
             BelowFloor: The work is too short for this clock.
         """
-        start_s = self.now()
+        best_ms, start_s = give_up_ms or math.inf, self.now()
         meter = self.prepare(calls)
         fastest_s = meter.estimate_s
         while self.now() < start_s + SETTLING * budget_s:
             fastest_s = min(fastest_s, meter.sample())
-        if give_up_ms is not None and fastest_s * 1e3 > GIVE_UP * give_up_ms:
+        if fastest_s * 1e3 > GIVE_UP * best_ms:
             return meter.timing([fastest_s], gave_up=True)
-        samples_s, look = [meter.sample()], LOWEST_SAMPLES
+        samples = meter.samples_per_visit(budget_s)
+        visits_s, look = [meter.visit(samples)], LEAST_VISITS
         while self.now() < start_s + budget_s:
-            if len(samples_s) == look:
-                timing, look = meter.timing(samples_s), 2 * look
-                if timing.high_ms - timing.low_ms < 2 * PRECISION * timing.median_ms:
+            if len(visits_s) == look:
+                timing, look = meter.timing(visits_s), 2 * look
+                width = (timing.high_ms - timing.low_ms) / timing.median_ms
+                if width < 2 * PRECISION or timing.low_ms > best_ms:
                     break
-            samples_s.append(meter.sample())
-        return meter.timing(samples_s)
+            visits_s.append(meter.visit(samples))
+        return meter.timing(visits_s)
 
     def prepare(self, calls: Sequence[Call], *, like: Meter | None = None) -> Meter:
         """Warm a variant up and return it with batches that outweigh the cost of a reading.

@@ -13,6 +13,8 @@ from tuner import records
 
 Record = TypeVar("Record")
 
+_HINTS: dict[Any, dict[str, Any]] = {}
+
 
 def to_json(record: object) -> Any:
     """Return the dictionaries, lists and scalars that stand for a record.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from tuner.meter import Timing
 from tuner.race import ERROR, TIE, RaceResult
 from tuner.records import Interval
-from tuner.statistics import bootstrap_ratio, samples_needed
+from tuner.statistics import ratio_interval, samples_needed
 
 Simplicity = Callable[[str], tuple[float, ...]]
 
@@ -36,10 +36,9 @@ class Pick:
 def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     """Return the winner of a race.
 
-    Nothing beats the default unless the interval of its gain says so, and the gain is larger than
-    a tie and than what the reference seems to gain over its own copy. Among those who beat it and
-    tie with the fastest the simplest wins, so that another run comes to the same verdict. All
-    contenders share the probability `race.ERROR` of a wrong claim (Bonferroni).
+    Nothing beats the default unless the interval of its gain says so (see `_faster`). Among those
+    who beat it and tie with the fastest the simplest wins, so that another run comes to the same
+    verdict. All contenders share the probability `race.ERROR` of a wrong claim (Bonferroni).
 
     Args:
         result: The race; its reference is the default.
@@ -49,42 +48,55 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     contenders = [label for label in times_ms if label not in (default, result.rival)]
     confidence = 1 - ERROR / max(len(contenders), 1)
     compare = partial(ratio, result, confidence=confidence)
-    noise = bootstrap_ratio(times_ms[default], result.copy_ms, confidence=confidence)
-    floor = max(noise.high, 1 / noise.low, 1 + TIE)
     blocks, needed = len(result.copy_ms), samples_needed(confidence)
-
     # Whoever was dropped has fewer blocks, and has lost.
     runners = [label for label in contenders if len(times_ms[label]) == blocks]
     gains = {label: compare(default, label) for label in (default, *runners)}
-    faster = [one for one in runners if gains[one].low > 1 and gains[one].value > floor]
-    if blocks < needed or not faster:
-        winner = default
-    else:
+    faster = _faster(result, gains, confidence) if blocks >= needed else []
+    if faster:
         fastest = max(faster, key=lambda label: gains[label].value)
-        level = [one for one in faster if _tied(compare(one, fastest))]
+        level = [label for label in faster if _tied(compare(label, fastest))]
         winner = min(level, key=lambda label: (simplicity(label), label))
-
+        reason = f"faster than the default and its copy in {blocks} blocks"
+    else:
+        winner = default
+        reason = "nothing is faster than the default and its copy"
+        if blocks < needed:
+            reason = f"the budget allowed {blocks} blocks, and a claim needs {needed}"
     others = [label for label in gains if label != winner]
     ties = tuple(label for label in others if _tied(compare(label, winner)))
-    if winner != default:
-        reason = f"faster than the default in {blocks} blocks"
-    elif blocks < needed:
-        reason = f"the budget allowed {blocks} blocks, and a claim needs {needed}"
-    else:
-        reason = f"nothing is faster than the default by more than the noise, {floor - 1:.1%}"
+    noise = ratio_interval(result.copy_ms, times_ms[default], confidence)
     return Pick(winner, gains[winner], ties, noise, reason)
 
 
 def ratio(result: RaceResult, over: str, under: str, confidence: float = 0.95) -> Interval:
     """Return one contender's time over another's in the same blocks, with its interval."""
     times_ms = dict(result.times_ms)
-    return bootstrap_ratio(times_ms[over], times_ms[under], confidence=confidence)
+    return ratio_interval(times_ms[over], times_ms[under], confidence)
 
 
 def timing(result: RaceResult, label: str) -> Timing:
     """Return a contender's own time in the race; compare contenders by `ratio` instead."""
     times_ms = dict(result.times_ms)[label]
     return Timing.of(times_ms, regime=result.regime, method=result.method)
+
+
+def _faster(result: RaceResult, gains: Mapping[str, Interval], confidence: float) -> list[str]:
+    """Return who is faster than the default and its copy, by more than a tie and their difference.
+
+    The copy is the same kernel, so what distinguishes it from the default is noise.
+    """
+    times_ms = dict(result.times_ms)
+    noise = ratio_interval(result.copy_ms, times_ms[result.reference]).value
+    floor = max(noise, 1 / noise, 1 + TIE)
+    over_copy = {
+        label: ratio_interval(result.copy_ms, times_ms[label], confidence) for label in gains
+    }
+    return [
+        label
+        for label, gain in gains.items()
+        if min(gain.low, over_copy[label].low) > 1 and gain.value > floor
+    ]
 
 
 def _tied(slowdown: Interval) -> bool:

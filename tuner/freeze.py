@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from tuner import manifest
+from tuner.files import PARTIAL, replace
 from tuner.package_functions import Autograd, check_name, functions_of
 from tuner.records import UsageError, Winner
 from tuner.runtime.signature import Signature
@@ -28,7 +29,6 @@ PROBLEM = "problem.py"
 
 _RUNTIME_SOURCES = Path(__file__).parent / "runtime"
 _MARKER = "copied into every frozen package"  # in the docstring of the runtime's __init__.py
-_PARTIAL = ".part"
 _VARIANT = re.compile(r".+_[0-9a-f]{8}\.(cpp|py)")
 
 
@@ -100,7 +100,9 @@ def freeze(
             require_package(output)
             Freezer(output, templates).write(winners, chosen)
             return
-        staging = output.with_name(f".{output.name}{_PARTIAL}")
+        if not winners:
+            raise UsageError(f"{output}: there are no winners to make a package of")
+        staging = output.with_name(f".{output.name}{PARTIAL}")
         shutil.rmtree(staging, ignore_errors=True)  # left by one that was killed
         Freezer(staging, templates).write(winners, chosen)
         staging.replace(output)
@@ -210,23 +212,12 @@ def unreferenced(folder: Path) -> Iterator[Path]:
                 used = {item["file"] for item in manifest.variants_of(data)}
             files = (item for item in sorted(arch.iterdir()) if _VARIANT.fullmatch(item.name))
             yield from (item for item in files if item.name not in used)
-    yield from sorted(folder.rglob(f"*{_PARTIAL}"))
+    yield from sorted(folder.rglob(f"*{PARTIAL}"))
 
 
 def read_json(path: Path) -> manifest.Json:
     """Return the data of one of the package's files."""
     return manifest.loads(path.read_text(encoding="utf-8"), str(path))
-
-
-def replace(path: Path, content: str | bytes) -> None:
-    """Give a file its content in one step; one that has it already is left alone."""
-    data = content.encode() if isinstance(content, str) else content
-    if path.is_file() and path.read_bytes() == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + _PARTIAL)
-    partial.write_bytes(data)
-    partial.replace(path)
 
 
 @contextmanager

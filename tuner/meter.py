@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tuner.statistics import median_interval
+from tuner.statistics import median_interval, undisturbed
 
 Call = Callable[[], None]
+
+VISIT_S = 0.005
+"""Time to spend on one visit to a variant, so that it outlasts a hiccup of the machine."""
+
+LEAST_SAMPLES, MOST_SAMPLES = 3, 9
+"""Samples in a visit, if the budget allows them."""
+
+VISITS = 25
+"""Visits to each variant that a budget must allow before a visit has more than one sample."""
 
 
 class Timer(Protocol):
@@ -93,10 +102,10 @@ class Timing:
     """A variant's time, in milliseconds per call, with the 95 % interval of its median.
 
     Attributes:
-        median_ms: Median of the samples.
+        median_ms: Median over the visits to the variant, each of one or several samples.
         low_ms: Lower end of its interval.
         high_ms: Upper end of its interval.
-        samples: Number of samples.
+        samples: Number of visits.
         regime: ``"warm"`` (the same buffers in every call) or ``"cold"`` (rotating buffers).
         method: How a sample was taken, such as ``"captured calls x 48 less 8"``.
         gave_up: Whether sampling stopped because the variant was far slower than the best.
@@ -112,11 +121,11 @@ class Timing:
 
     @classmethod
     def of(
-        cls, samples_ms: Sequence[float], *, regime: str, method: str, gave_up: bool = False
+        cls, visits_ms: Sequence[float], *, regime: str, method: str, gave_up: bool = False
     ) -> Timing:
-        """Return the timing that samples in milliseconds amount to."""
-        median = median_interval(samples_ms)
-        return cls(median.value, median.low, median.high, len(samples_ms), regime, method, gave_up)
+        """Return the timing that visits amount to, given their times in milliseconds."""
+        median = median_interval(visits_ms)
+        return cls(median.value, median.low, median.high, len(visits_ms), regime, method, gave_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +172,31 @@ class Meter:
         if self.sets == 1:
             self.stopwatch.time((self.short or self.long).run)
 
+    def samples_per_visit(self, budget_s: float) -> int:
+        """Return how many samples a visit should have.
+
+        Args:
+            budget_s: Seconds for all visits to this variant together.
+        """
+        wanted = min(max(round(VISIT_S / self.sample_s), LEAST_SAMPLES), MOST_SAMPLES)
+        return max(min(wanted, int(budget_s / VISITS / self.sample_s)), 1)
+
+    def visit(self, samples: int) -> float:
+        """Return the seconds of one call, as undisturbed as a number of samples can tell."""
+        return undisturbed([self.sample() for _ in range(samples)])
+
     def sample(self) -> float:
-        """Return one sample, in seconds per call."""
+        """Return the seconds of one call from one look at the clock."""
         overhead = self.long.overhead
         time = self.stopwatch.time
         fixed_s = time(self.short.run).elapsed_s if self.short else overhead.batch_s
         elapsed_s = time(self.long.run).elapsed_s
         return (elapsed_s - fixed_s) / self.count - overhead.launch_s
 
-    def timing(self, samples_s: Sequence[float], *, gave_up: bool = False) -> Timing:
-        """Return the timing that samples in seconds amount to."""
-        samples_ms = [sample * 1e3 for sample in samples_s]
-        return Timing.of(samples_ms, regime=self.regime, method=self.method, gave_up=gave_up)
+    def timing(self, visits_s: Sequence[float], *, gave_up: bool = False) -> Timing:
+        """Return the timing that visits amount to, given their times in seconds."""
+        visits_ms = [visit_s * 1e3 for visit_s in visits_s]
+        return Timing.of(visits_ms, regime=self.regime, method=self.method, gave_up=gave_up)
 
 
 def rotate(calls: Sequence[Call], count: int, turns: Iterator[int]) -> Call:

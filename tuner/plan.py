@@ -13,9 +13,6 @@ from tuner.study import Subject
 from tuner.template import TemplateSpec
 from tuner.worker import Task
 
-STARTER = "starter"
-"""The set of workloads that a plain run tunes for."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -73,9 +70,8 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
         for workload in _workloads(spec, device.kind, request):
             subjects.append(subject_of(catalog, device, spec, workload))
     if not subjects:
-        raise UsageError(
-            f"no workload of {', '.join(request.sets or (STARTER,))} is for {device.kind!r}"
-        )
+        sets = request.sets or (device_class(device.kind).starter,)
+        raise UsageError(f"no workload of {', '.join(sets)} is for {device.kind!r}")
     return subjects
 
 
@@ -115,7 +111,7 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
         if _runs_on(kind, template)
         for dtype in template.dtypes
     }
-    for name in request.sets or (STARTER,):
+    for name in request.sets or (device_class(kind).starter,):
         if name not in spec.workloads:
             if request.kernels:
                 known = ", ".join(spec.workloads)

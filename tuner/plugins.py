@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from tuner.records import DeviceInfo, Resources, Workload
+from tuner.records import DeviceInfo, Resources, UsageError, Workload
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 
@@ -123,6 +123,7 @@ class Device(ABC):
         limit_names: Names that constraints may use; `info` gives their values.
         shares_host: Whether compiling beside a measurement disturbs it.
         timed: Whether its times mean anything; an interpreter verifies only.
+        starter: Name of the workload set that a plain run tunes for.
         environment: Variables that its children must have from the start.
     """
 
@@ -131,6 +132,7 @@ class Device(ABC):
     limit_names: ClassVar[tuple[str, ...]]
     shares_host: ClassVar[bool] = False
     timed: ClassVar[bool] = True
+    starter: ClassVar[str] = "starter"
     environment: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(self, index: int = 0) -> None:
@@ -148,6 +150,20 @@ class Device(ABC):
         Raises:
             UsageError: There is no such device; the message says what was looked for and found.
         """
+
+    @classmethod
+    def target(cls, arch: str) -> DeviceInfo:
+        """Return what is known of an architecture that need not be present, to compile for it.
+
+        Args:
+            arch: The architecture as the kind names it, such as ``"90"`` or ``"gfx942"``.
+
+        Raises:
+            UsageError: Nothing is known of it.
+        """
+        raise UsageError(
+            f"--target {cls.kind}:{arch}: {cls.kind} cannot be compiled for from here"
+        )
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -173,5 +189,5 @@ class Device(ABC):
         del call, count
         return None
 
-    def confine(self) -> None:
+    def confine(self) -> None:  # noqa: B027 - most devices allow no limit
         """Limit what a variant can do to the machine, where the device allows a limit."""

@@ -1,8 +1,9 @@
 """The final: contenders timed in turn, so that they share what the machine does meanwhile.
 
 A drifting clock makes two separate measurements incomparable. Here every block times all
-contenders once, in random order, beside the reference and a second copy of it; only ratios
-within a block are compared. A contender is dropped as soon as it is known to have lost.
+contenders once, in random order, the reference twice; only ratios within a block are compared.
+Between two blocks the reference is timed once more, to see whether the machine stood still. A
+contender is dropped as soon as it is known to have lost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,6 @@ MOST_DECISIONS = 10
 
 TIE = 0.005
 """Contenders whose ratio is known to lie this close to 1 are equally good for every purpose."""
-
-VISIT_S = 0.002
-"""Time that a block gives a fast contender: a median of several samples outlasts a hiccup."""
-
-MOST_SAMPLES = 9
-"""Samples in one visit beyond which other blocks tell more."""
 
 COPY = "\0copy"
 """Label of the reference's copy while it races."""
@@ -84,7 +78,8 @@ def race(
 
     Args:
         clock: The calibrated clock.
-        contenders: Calls of each by label, as for `Clock.measure`.
+        contenders: Calls of each by label, as for `Clock.measure`, all on the same buffers in the
+            same order: where a buffer lies can matter more than the variant.
         budget_s: Seconds to spend, warming up included.
         seed: Of the order in the blocks.
         reference: Label of the default: in every block, never dropped.
@@ -95,19 +90,16 @@ def race(
     """
     start_s = clock.now()
     meters, refused = _prepare(clock, contenders, reference)
-    blocks = _Blocks(meters, reference=reference, rival=rival, seed=seed)
-    while clock.now() < start_s + SETTLING * budget_s:
-        blocks.add()
-    blocks.clear()
-    end = _run(blocks, clock, start_s + budget_s)
-    times_ms, copy_ms = blocks.kept_ms()
+    blocks = _Blocks(meters, reference=reference, rival=rival, budget_s=budget_s, seed=seed)
+    end = _run(blocks, clock, start_s, budget_s)
+    kept_ms = blocks.kept_ms()
     return RaceResult(
         reference=reference,
         rival=rival,
-        times_ms=tuple(times_ms.items()),
-        copy_ms=copy_ms,
+        times_ms=tuple(item for item in kept_ms.items() if item[0] != COPY),
+        copy_ms=kept_ms[COPY],
         refused=refused,
-        discarded=blocks.count - len(copy_ms),
+        discarded=blocks.count - len(kept_ms[COPY]),
         end=end,
         regime=meters[reference].regime,
         method=meters[reference].method,
@@ -132,16 +124,19 @@ def _prepare(
     return meters, tuple(refused)
 
 
-def _run(blocks: _Blocks, clock: Clock, deadline_s: float) -> str:
-    """Add blocks until the race is decided or the next one would end after the deadline."""
+def _run(blocks: _Blocks, clock: Clock, start_s: float, budget_s: float) -> str:
+    """Add blocks until the race is decided or the next one would outlast the budget."""
+    while clock.now() < start_s + SETTLING * budget_s:
+        blocks.add()
+    blocks.clear()
     wanted, block_s = samples_needed(blocks.confidence), 0.0
     for _ in range(MOST_DECISIONS):
         while blocks.count < wanted:
-            start_s = clock.now()
-            if blocks.count and start_s + block_s > deadline_s:
+            before_s = clock.now()
+            if blocks.count and before_s + block_s > start_s + budget_s:
                 return "budget"
             blocks.add()
-            block_s = clock.now() - start_s
+            block_s = clock.now() - before_s
         if end := blocks.decide():
             return end
         wanted = math.ceil(1.5 * wanted)
@@ -155,21 +150,27 @@ class _Blocks:
         meters: Contenders by label, the copy among them.
         reference: Label of the default.
         rival: Label of the contender that is only compared with.
+        budget_s: Seconds that the blocks may take.
         seed: Of the order in the blocks.
     """
 
     def __init__(
-        self, meters: Mapping[str, Meter], *, reference: str, rival: str | None, seed: int
+        self,
+        meters: Mapping[str, Meter],
+        *,
+        reference: str,
+        rival: str | None,
+        budget_s: float,
+        seed: int,
     ) -> None:
         self._meters = dict(meters)
         self._reference = reference
-        self._bystanders = {COPY, rival}
+        self._rival = rival
         self._order = random.Random(seed)
         # Everybody's visits are equally long, else the reference and its copy would not stand
-        # for the noise of the others.
-        visit = VISIT_S / meters[reference].sample_s
-        self._samples = min(max(round(visit), 1), MOST_SAMPLES)
-        pairs = max(len(self._meters.keys() - self._bystanders) - 1, 1)
+        # for the noise of the others; the reference has one more visit, between the blocks.
+        self._samples = meters[reference].samples_per_visit(budget_s / (len(meters) + 1))
+        pairs = max(len(self._meters.keys() - {COPY, rival}) - 1, 1)
         self.confidence = 1 - ERROR / (MOST_DECISIONS * pairs)
         self.clear()
 
@@ -181,54 +182,61 @@ class _Blocks:
     def clear(self) -> None:
         """Forget all blocks."""
         self._times_ms: dict[str, list[float]] = {label: [] for label in self._meters}
+        self._between_ms = [self._visit_ms(self._meters[self._reference])]
 
     def add(self) -> None:
-        """Time everyone who still runs once, in random order."""
+        """Time everyone who still runs once, in random order, then the reference."""
         for label in self._order.sample(list(self._meters), len(self._meters)):
             self._times_ms[label].append(self._visit_ms(self._meters[label]))
+        self._between_ms.append(self._visit_ms(self._meters[self._reference]))
 
-    def kept_ms(self) -> tuple[dict[str, tuple[float, ...]], tuple[float, ...]]:
-        """Return the times of the contenders and of the copy, without the discarded blocks."""
+    def kept_ms(self) -> dict[str, tuple[float, ...]]:
+        """Return everybody's times without those of the discarded blocks."""
         kept = self._kept()
-        times_ms = {
+        return {
             label: tuple(time for time, keep in zip(times, kept, strict=False) if keep)
             for label, times in self._times_ms.items()
         }
-        copy_ms = times_ms.pop(COPY)
-        return times_ms, copy_ms
 
     def decide(self) -> str | None:
         """Drop who has lost to the leader; return how the race ended if nothing is left open."""
-        times_ms, _ = self.kept_ms()
-        runners = [label for label in self._meters if label not in self._bystanders]
-        if len(times_ms[self._reference]) < samples_needed(self.confidence):
+        times_ms = self.kept_ms()
+        reference_ms = times_ms[self._reference]
+        if len(reference_ms) < samples_needed(self.confidence):
             return None
-        fastest = {
-            label: ratio_interval(times_ms[label], times_ms[self._reference]).value
-            for label in runners
+        runners = [label for label in self._meters if label not in (COPY, self._rival)]
+        slowdown = {label: ratio_interval(times_ms[label], reference_ms) for label in runners}
+        leader = min(runners, key=lambda label: slowdown[label].value)
+        # Whoever beats the reference has to beat its copy too, else the gain is noise.
+        others = [label for label in (*runners, COPY) if label != leader]
+        if leader == self._reference:
+            others.remove(COPY)
+        verdicts = {
+            label: _verdict(ratio_interval(times_ms[label], times_ms[leader], self.confidence))
+            for label in others
         }
-        leader = min(runners, key=fastest.__getitem__)
-        verdicts = set()
-        for label in runners:
-            if label == leader:
-                continue
-            ratio = ratio_interval(times_ms[label], times_ms[leader], self.confidence)
-            verdicts.add(verdict := _verdict(ratio))
-            if verdict == "lost" and label != self._reference:
+        for label, verdict in verdicts.items():
+            if verdict == "lost" and label not in (self._reference, COPY):
                 del self._meters[label]
-        if "open" in verdicts:
+        if "open" in verdicts.values():
             return None
-        return "tied" if "tied" in verdicts else "separated"
+        return "tied" if "tied" in verdicts.values() else "separated"
 
     def _visit_ms(self, meter: Meter) -> float:
         meter.warm_up()
         # A hiccup in the short batch can make a difference negative: no ratio could be taken.
-        return max(median(meter.sample() for _ in range(self._samples)) * 1e3, 1e-6)
+        return max(meter.visit(self._samples) * 1e3, 1e-6)
 
     def _kept(self) -> npt.NDArray[np.bool_]:
-        """Return in which blocks the reference stood still, between its two visits and overall."""
-        first, second = np.log(self._times_ms[self._reference]), np.log(self._times_ms[COPY])
-        return ~(outliers(first - second) | outliers(first + second))
+        """Return in which blocks the machine stood still.
+
+        The reference is compared before and after each block and with its usual level. These
+        visits are not in the ratios: discarding by the very times that are compared would leave
+        the reference with less noise than the others.
+        """
+        between = np.log(self._between_ms)
+        before, after = between[:-1], between[1:]
+        return ~(outliers(after - before) | outliers(after + before))
 
 
 def _verdict(ratio: Interval) -> str:

@@ -224,6 +224,14 @@ class Winner:
     date: str
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A workload that ended without a winner, and why."""
+
+    workload: Workload
+    reason: str
+
+
 def format_value(value: Value) -> str:
     """Return a value as the command line and the headers of rendered files spell it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

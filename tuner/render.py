@@ -25,7 +25,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
-            autoescape=False,  # noqa: S701 - the output is source code, not HTML
+            autoescape=False,
         )
         self._environment.filters["spell"] = format_value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tuner import codec, finals
@@ -12,6 +11,7 @@ from tuner.budget import Budget, Countdown
 from tuner.race import RaceResult
 from tuner.records import (
     Candidate,
+    Failure,
     Interval,
     Measurement,
     Rejection,
@@ -30,14 +30,6 @@ _FINALISTS = 4
 _FINAL_SHARE = 0.2
 _FINAL_LEAST_S = 1.0
 _FINAL_MOST_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A workload that ended without a winner, and why."""
-
-    workload: Workload
-    reason: str
 
 
 class Observer(Protocol):

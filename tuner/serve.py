@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from tuner import codec
 from tuner.blame import BlamedVariant, BlamingTimer, VariantError
-from tuner.catalog import builder_for, device_class, split_device
 from tuner.calibration import BelowFloor
+from tuner.catalog import builder_for, device_class, split_device
 from tuner.clock import Clock
 from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Stage, TunerError, Workload
@@ -65,7 +65,8 @@ class Server:
     def answer(self, message: Message) -> Message:
         """Return the reply to a request."""
         operations: Mapping[str, Callable[[Message], Message]] = {
-            "ready": lambda _: {},
+            "ready": self._ready,
+            "prepare": self._prepare,
             "info": lambda _: {"info": codec.to_json(self._device.info())},
             "compile": self._compile,
             "evaluate": self._evaluate,
@@ -83,6 +84,20 @@ class Server:
         except VariantError as error:
             rejection = Rejection("runtime", str(error))
             return {"rejection": codec.to_json(rejection), "poisoned": self._poisoned()}
+
+    def _ready(self, message: Message) -> Message:
+        """Import and calibrate what a measurement needs, which takes seconds."""
+        if message["measures"]:
+            self._announce("prepare")
+            import tuner.bench  # noqa: F401 - loads torch
+
+            _ = self._clock
+        return {}
+
+    def _prepare(self, message: Message) -> Message:
+        """Make the buffers and references of a workload, before any variant's time runs."""
+        self._bench_for(message)
+        return {}
 
     def _compile(self, message: Message) -> Message:
         self._announce("compile")
@@ -110,9 +125,7 @@ class Server:
             for item in message["contenders"]
         }
         self._announce("measure")
-        result: Message = bench.race(
-            variants, budget_s=message["budget_s"], seed=message["seed"]
-        )
+        result: Message = bench.race(variants, budget_s=message["budget_s"], seed=message["seed"])
         return result
 
     def _checked_variant(
@@ -168,7 +181,7 @@ class Server:
         """Return whether the device no longer answers, so that this process must be replaced."""
         try:
             self._device.probe()
-        except Exception:  # noqa: BLE001 - whatever it raises, the device is unusable
+        except Exception:
             return True
         return False
 
@@ -204,7 +217,7 @@ def main(arguments: list[str]) -> None:
                 send(server.answer(json.loads(line)))
             except TunerError as error:
                 send({"failure": str(error)})
-            except Exception:  # noqa: BLE001 - the parent stops the run and shows it
+            except Exception:
                 send({"failure": traceback.format_exc()})
 
 

@@ -1,4 +1,4 @@
-"""The append-only log of trials and winners: one line each, on disk before the next is asked for."""
+"""The append-only log of trials and winners: a line each, on disk before the next is asked."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Store:
         self._trials: list[Trial] = []
         self._winners: dict[Workload, Winner] = {}
         self._quarantine: dict[str, Rejection] = {}
+        self._refused: dict[tuple[Workload, str], Rejection] = {}
         self.damaged_lines = 0
         self.refresh()
 
@@ -63,6 +64,10 @@ class Store:
     def quarantined(self, source_sha256: str) -> Rejection | None:
         """Return how a source killed its child, if it ever did."""
         return self._quarantine.get(source_sha256)
+
+    def refused(self, workload: Workload, source_sha256: str) -> Rejection | None:
+        """Return why the compiler refused a source for a workload, if it was compiled ahead."""
+        return self._refused.get((workload, source_sha256))
 
     def refresh(self) -> None:
         """Read the lines that were appended since the last call, by whatever process.
@@ -104,6 +109,15 @@ class Store:
         entry = {"source_sha256": source_sha256, "rejection": codec.to_json(rejection)}
         self._append(lambda: {"quarantine": entry})
 
+    def add_refusal(self, workload: Workload, source_sha256: str, rejection: Rejection) -> None:
+        """Append that the compiler refuses a source; a run on the device believes it."""
+        entry = {
+            "workload": codec.to_json(workload),
+            "source_sha256": source_sha256,
+            "rejection": codec.to_json(rejection),
+        }
+        self._append(lambda: {"refusal": entry})
+
     def add_winner(self, winner: Winner) -> None:
         """Append the winner of a workload; it replaces the one before."""
         self._append(lambda: {"winner": codec.to_json(winner)})
@@ -118,6 +132,7 @@ class Store:
         self._trials.clear()
         self._winners.clear()
         self._quarantine.clear()
+        self._refused.clear()
 
     def _append(self, entry: Callable[[], dict[str, Any]]) -> None:
         with self._locked():
@@ -150,9 +165,12 @@ class Store:
             self._winners[winner.workload] = winner
         elif "quarantine" in entry:
             item = entry["quarantine"]
-            self._quarantine[item["source_sha256"]] = codec.from_json(
-                Rejection, item["rejection"]
-            )
+            rejection = codec.from_json(Rejection, item["rejection"])
+            self._quarantine[item["source_sha256"]] = rejection
+        elif "refusal" in entry:
+            item = entry["refusal"]
+            key = (codec.from_json(Workload, item["workload"]), item["source_sha256"])
+            self._refused[key] = codec.from_json(Rejection, item["rejection"])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -141,7 +141,7 @@ class Study:
         Raises:
             DefaultRejected: The default candidate is not eligible.
         """
-        self._evaluate_default(report)
+        self._evaluate_default(countdown, report)
         pending: deque[_Pending] = deque()
         ahead = _AHEAD_PER_JOB * self._session.jobs
         try:
@@ -152,8 +152,8 @@ class Study:
                     return
                 if self._session.shares_host:
                     wait([item.future for item in pending if item.future is not None])
-                self._settle(pending.popleft(), report)
                 countdown.count_trial()
+                self._settle(pending.popleft(), report)
         finally:
             for item in pending:
                 if item.future is not None:
@@ -173,10 +173,11 @@ class Study:
         self._trials.append(trial)
         report(trial)
 
-    def _evaluate_default(self, report: Callable[[Trial], None]) -> None:
+    def _evaluate_default(self, countdown: Countdown, report: Callable[[Trial], None]) -> None:
         default = self._subject.feasible.default
         source = self._subject.render(self._session.renderer, default)
         if source.sha256 not in self._known:
+            countdown.count_trial()
             self._settle(self._propose(), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
@@ -203,7 +204,7 @@ class Study:
                 break
             self._tell(asked, known)
         future = None
-        if self._session.store.quarantined(source.sha256) is None:
+        if self._condemned(source) is None:
             future = self._session.workers.compile(self._subject.task, source)
         return _Pending(asked, candidate, source, future, time.monotonic())
 
@@ -222,10 +223,10 @@ class Study:
         report(trial)
 
     def _outcome_of(self, item: _Pending) -> Outcome:
-        quarantine = self._session.store.quarantined(item.source.sha256)
-        if quarantine is not None or item.future is None:
-            assert quarantine is not None
-            return quarantine
+        condemned = self._condemned(item.source)
+        if condemned is not None or item.future is None:
+            assert condemned is not None
+            return condemned
         try:
             compiled = item.future.result()
             if isinstance(compiled, Rejection):
@@ -238,6 +239,12 @@ class Study:
             return lethal.rejection
         except CancelledError:
             raise KeyboardInterrupt from None
+
+    def _condemned(self, source: Source) -> Rejection | None:
+        """Return what is known against a source before it is tried."""
+        store = self._session.store
+        refused = store.refused(self._subject.task.workload, source.sha256)
+        return store.quarantined(source.sha256) or refused
 
     def _tell(self, asked: optuna.trial.Trial, outcome: Outcome) -> None:
         if isinstance(outcome, Measurement):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 
 from tuner.records import Workload
 from tuner.runtime.check import Case, Example, Problem, flag_choices
@@ -31,6 +30,8 @@ class Verifier:
         self._problem = problem
         self._workload = workload
         self._device = device
+        self._on_workload = self._examples(self._workload_cases())
+        self._on_edges = self._examples(self._edge_cases())
 
     def check(self, variant: Variant) -> str | None:
         """Return what is wrong with a variant on its workload, or None."""
@@ -40,19 +41,13 @@ class Verifier:
         """Return what is wrong with a variant on the odd shapes, or None."""
         return _first_fault(variant, self._on_edges)
 
-    @cached_property
-    def _on_workload(self) -> list[Example]:
-        workload = self._workload
-        extents, flags = dict(workload.dims), dict(workload.flags)
-        cases = [
-            Case(extents, flags, workload.dtype, seed=seed, device=self._device)
-            for seed in _SEEDS
-        ]
+    def _examples(self, cases: Iterable[Case]) -> list[Example]:
         return [Example(self._signature, self._problem, case) for case in cases]
 
-    @cached_property
-    def _on_edges(self) -> list[Example]:
-        return [Example(self._signature, self._problem, case) for case in self._edge_cases()]
+    def _workload_cases(self) -> Iterator[Case]:
+        extents, flags = dict(self._workload.dims), dict(self._workload.flags)
+        for seed in _SEEDS:
+            yield Case(extents, flags, self._workload.dtype, seed=seed, device=self._device)
 
     def _edge_cases(self) -> Iterator[Case]:
         for number, shape in enumerate(self._problem.EDGE_SHAPES):

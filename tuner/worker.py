@@ -76,6 +76,9 @@ class Limits:
     run_s: float = 60.0
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class Lethal(Exception):
     """A source killed its child or made it hang; the rejection says at what stage."""
 
@@ -95,7 +98,7 @@ class Workers:
     """
 
     def __init__(
-        self, spec: ChildSpec, *, jobs: int, sources: Path, limits: Limits = Limits()
+        self, spec: ChildSpec, *, jobs: int, sources: Path, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self._spec = spec
         self._sources = sources
@@ -104,6 +107,7 @@ class Workers:
         self._children: set[Child] = set()
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compile")
         self._measuring: Child | None = None
+        self._prepared: Task | None = None
 
     def info(self) -> DeviceInfo:
         """Return what the measuring child knows of the device.
@@ -111,7 +115,7 @@ class Workers:
         Raises:
             ChildError: The child cannot use the device.
         """
-        reply = self._measure({"operation": "info"}, timeout_s=_START_TIMEOUT_S)
+        reply = self._ask({"operation": "info"}, timeout_s=_START_TIMEOUT_S)
         return codec.from_json(DeviceInfo, reply["info"])
 
     def path_of(self, source: Source) -> Path:
@@ -146,13 +150,11 @@ class Workers:
             Lethal: The variant killed or hung its child.
         """
         message = task.message("evaluate", give_up_ms=give_up_ms, **self._describe(source))
-        reply = self._measure(message, timeout_s=self._limits.run_s)
+        reply = self._measure(task, message, timeout_s=self._limits.run_s)
         if "rejection" in reply:
             return codec.from_json(Rejection, reply["rejection"])
         timing = reply["timing"]
-        return Measurement(
-            **timing, compile_s=compiled.compile_s, resources=compiled.resources
-        )
+        return Measurement(**timing, compile_s=compiled.compile_s, resources=compiled.resources)
 
     def verify(self, task: Task, path: Path, language: str) -> Rejection | None:
         """Check a file on its workload and on every odd shape; None if it is right.
@@ -161,7 +163,7 @@ class Workers:
             Lethal: The variant killed or hung its child.
         """
         message = task.message("verify", path=str(path), language=language)
-        reply = self._measure(message, timeout_s=self._limits.run_s)
+        reply = self._measure(task, message, timeout_s=self._limits.run_s)
         return codec.from_json(Rejection, reply["rejection"]) if "rejection" in reply else None
 
     def race(
@@ -174,7 +176,7 @@ class Workers:
         """
         contenders = [{"label": label, **self._describe(source)} for label, source in sources]
         message = task.message("race", contenders=contenders, budget_s=budget_s, seed=seed)
-        return self._measure(message, timeout_s=self._limits.run_s + 4 * budget_s)
+        return self._measure(task, message, timeout_s=self._limits.run_s + 4 * budget_s)
 
     def restart(self) -> None:
         """End the measuring child; the next request starts a fresh one."""
@@ -212,7 +214,7 @@ class Workers:
         if child is None:
             child = self._local.child = Child("compile", self._spec)
             self._children.add(child)
-            child.request({"operation": "ready"}, timeout_s=_START_TIMEOUT_S)
+            child.request({"operation": "ready", "measures": False}, timeout_s=_START_TIMEOUT_S)
         with self._casualties(child):
             try:
                 reply = child.request(message, timeout_s=self._limits.compile_s)
@@ -223,11 +225,21 @@ class Workers:
             return codec.from_json(Rejection, reply["rejection"])
         return Compiled(reply["compile_s"], codec.from_json(Resources, reply["resources"]))
 
-    def _measure(self, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    def _measure(
+        self, task: Task, message: dict[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Ask the measuring child about a variant of a task that it was prepared for."""
+        if self._measuring is None or self._prepared != task:
+            self._ask(task.message("prepare"), timeout_s=_START_TIMEOUT_S)
+            self._prepared = task
+        return self._ask(message, timeout_s=timeout_s)
+
+    def _ask(self, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if self._measuring is None:
             self._measuring = Child("measure", self._spec)
             self._children.add(self._measuring)
-            self._measuring.request({"operation": "ready"}, timeout_s=_START_TIMEOUT_S)
+            ready = {"operation": "ready", "measures": True}
+            self._measuring.request(ready, timeout_s=_START_TIMEOUT_S)
         child = self._measuring
         with self._casualties(child):
             try:

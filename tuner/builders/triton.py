@@ -160,7 +160,9 @@ def _reason(error: Exception) -> str:
 def _resources(kernels: list[Any], shared_limit: int) -> Resources:
     shared = max((kernel.metadata.shared for kernel in kernels), default=0)
     if shared > shared_limit:
-        raise RejectedBuild(f"needs {shared} bytes of shared memory; the device has {shared_limit}")
+        raise RejectedBuild(
+            f"needs {shared} bytes of shared memory; the device has {shared_limit}"
+        )
     usages = [_cubin_usage(kernel) for kernel in kernels if "cubin" in kernel.asm]
     if not usages:
         return Resources(shared_bytes=shared)

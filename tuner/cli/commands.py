@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,24 @@ from rich.console import Console
 
 from tuner import codec
 from tuner.budget import Budget
-from tuner.catalog import Catalog, device_class, device_kinds, split_device
-from tuner.child import ChildSpec
+from tuner.catalog import Catalog, device_class, split_device
+from tuner.cli.devices import (
+    device_info,
+    jobs_or_cores,
+    present_devices,
+    resolve_device,
+    workers_for,
+)
 from tuner.cli.display import Progress, kernel_tables, results_table
 from tuner.freeze import freeze
 from tuner.plan import Request, frozen_kernel, plan
-from tuner.records import DeviceInfo, TunerError, UsageError, Winner
+from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
-from tuner.run import Failure, run
+from tuner.run import run
 from tuner.space import load_space
 from tuner.store import Store, open_stores
 from tuner.study import Session, Subject
-from tuner.worker import Lethal, Workers
+from tuner.worker import Lethal, Limits, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class RunOptions:
     budget: str
     seed: int
     jobs: int | None
+    timeout: float
     output: Path
     store: Path
     fresh: bool
@@ -54,9 +59,17 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     budget = Budget.parse(options.budget)
     request = Request(options.kernels, options.workloads, options.sets)
     progress = Progress(console)
-    with _workers(options.device, options.store, options.jobs, environment) as (workers, name):
+    limits = Limits(options.timeout, options.timeout)
+    name = resolve_device(options.device, environment)
+    kind = device_class(split_device(name)[0])
+    if not kind.timed:
+        raise UsageError(
+            f"--device {name}: it verifies and never times; nothing can be tuned on it"
+        )
+    with workers_for(
+        name, options.store, environment, jobs=options.jobs, limits=limits
+    ) as workers:
         device = workers.info()
-        kind = device_class(split_device(name)[0])
         subjects = plan(catalog, device, request)
         store = Store(options.store, device.arch)
         if options.fresh:
@@ -68,7 +81,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
             store=store,
             workers=workers,
             renderer=renderer,
-            jobs=_jobs(options.jobs),
+            jobs=jobs_or_cores(options.jobs),
             seed=options.seed,
         )
         console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
@@ -152,7 +165,7 @@ def show_kernel(
 ) -> None:
     """Print a kernel's space, and its feasible part on a device."""
     spec = load_space(catalog.space_path(kernel))
-    info = device_info(device, environment)
+    info = device_info(resolve_device(device, environment), environment)
     try:
         dtypes = [
             dtype
@@ -188,67 +201,15 @@ def replay_tables(
             row = replay(table, sampler, evaluations=evals, seeds=seeds)
             rows.append(row)
             if not quiet:
-                shares = ", ".join(f"{count}: {share:.3f}" for count, share in row["share"].items())
+                shares = ", ".join(
+                    f"{count}: {share:.3f}" for count, share in row["share"].items()
+                )
                 click.echo(
                     f"{row['space']} {sampler}: share of the optimum after {shares}; "
                     f"{row['evaluations_to_95']:g} evaluations to 95 %; "
                     f"{row['proposal_ms']:.0f} ms a proposal"
                 )
     return rows
-
-
-def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
-    """Return what is known of a device, asked in a child where that needs torch."""
-    if split_device(name)[0] == "cpu":
-        return device_class("cpu")().info()
-    with _workers(name, Path(".tuner"), 1, environment) as (workers, _):
-        return workers.info()
-
-
-def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | str]:
-    """Return for every kind the device that is here, or why there is none."""
-    found: dict[str, DeviceInfo | str] = {}
-    for kind in device_kinds():
-        try:
-            found[kind] = device_info(kind, environment)
-        except TunerError as error:
-            found[kind] = f"not here: {error}"
-    return found
-
-
-def resolve_device(name: str, environment: Mapping[str, str]) -> str:
-    """Return the device that ``auto`` stands for: the first accelerator, else the CPU."""
-    if name != "auto":
-        return name
-    for kind in ("cuda", "hip", "xpu", "accelerator"):
-        if isinstance(present_devices(environment)[kind], DeviceInfo):
-            return kind
-    return "cpu"
-
-
-@contextmanager
-def _workers(
-    device: str, store: Path, jobs: int | None, environment: Mapping[str, str]
-) -> Iterator[tuple[Workers, str]]:
-    name = resolve_device(device, environment)
-    kind = device_class(split_device(name)[0])
-    root = store.absolute()
-    for folder in (root / "sources", root / "cache"):
-        folder.mkdir(parents=True, exist_ok=True)
-    variables = {
-        **environment,
-        **dict(kind.environment),
-        "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
-    }
-    spec = ChildSpec(
-        name, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
-    )
-    with Workers(spec, jobs=_jobs(jobs), sources=root / "sources") as workers:
-        yield workers, name
-
-
-def _jobs(jobs: int | None) -> int:
-    return jobs or len(os.sched_getaffinity(0))
 
 
 def _verify_frozen(

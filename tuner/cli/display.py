@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.status import Status
@@ -13,6 +14,7 @@ from tuner.budget import Countdown
 from tuner.feasible import FeasibleSet
 from tuner.records import (
     STAGES,
+    Failure,
     Interval,
     Measurement,
     Outcome,
@@ -21,9 +23,10 @@ from tuner.records import (
     Workload,
     format_value,
 )
-from tuner.run import Failure
 from tuner.space import KernelSpec
-from tuner.study import Study
+
+if TYPE_CHECKING:
+    from tuner.study import Study
 
 
 class Progress:

@@ -13,6 +13,9 @@ from tuner.records import Measurement, Rejection, Trial, UsageError, format_valu
 from tuner.store import open_stores
 
 
+_MOST_REASONS = 12
+
+
 def explain_store(root: Path, *, kernel: str | None, number: int | None) -> None:
     """Print why one trial ended as it did, or how many ended at which stage.
 
@@ -43,7 +46,7 @@ def _explain_all(trials: Sequence[Trial]) -> None:
             for trial in group
             if isinstance(trial.outcome, Rejection)
         )
-        for reason, count in reasons.most_common(5):
+        for reason, count in reasons.most_common(_MOST_REASONS):
             click.echo(f"  {count} x {reason}")
 
 

@@ -73,6 +73,9 @@ def tune() -> None:
 @click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
+@click.option(
+    "--timeout", default=60.0, show_default=True, help="Seconds that one candidate may take."
+)
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")
@@ -147,6 +150,22 @@ def render(
 
 
 @tune.command()
+@click.argument("kernel")
+@click.option("--target", required=True, help="cuda:90, cuda:80, hip:gfx942, ...")
+@click.option("--workload", "workloads", multiple=True, help="What to specialise for.")
+@click.option("--sample", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--all", "everything", is_flag=True, help="Every feasible candidate.")
+@click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
+@store_option
+@kernels_option
+def build(**options: Any) -> None:
+    """Compile candidates for a card that need not be here, and print what they need."""
+    from tuner.cli.build import BuildOptions, build_kernel
+
+    sys.exit(build_kernel(BuildOptions(**options), _environment()))
+
+
+@tune.command()
 @click.argument("number", type=int, required=False)
 @click.option("--kernel", help="Only this kernel's trials.")
 @store_option
@@ -212,5 +231,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TunerError as error:
         click.echo(f"tune: {error}", err=True)
         sys.exit(2)
-
-

@@ -5,6 +5,7 @@ It needs a host clock and a way to wait for the device, and asks no vendor's int
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tuner.plugins import Device
@@ -20,6 +21,7 @@ class Accelerator(Device):
 
     kind: ClassVar[str] = "accelerator"
     languages: ClassVar[tuple[str, ...]] = ("triton",)
+    starter: ClassVar[str] = "starter_gpu"
     limit_names: ClassVar[tuple[str, ...]] = (
         "shared_bytes",
         "warp_size",
@@ -89,6 +91,12 @@ class Accelerator(Device):
     def driver_versions(self) -> dict[str, str]:
         """Return versions beyond torch's and triton's that its times depend on."""
         return {}
+
+    def empty_call(self) -> Callable[[], None]:
+        """Return the launch of an empty Triton kernel."""
+        from tuner.devices._empty_kernel import launch
+
+        return launch
 
     def synchronize(self) -> None:
         """Wait until everything that was launched has finished."""

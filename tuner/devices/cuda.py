@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tuner.devices.accelerator import Accelerator
-from tuner.records import UsageError
+from tuner.records import DeviceInfo, UsageError
+
+_SHARED_BYTES = {
+    **{"75": 64 << 10, "80": 163 << 10, "86": 99 << 10, "87": 163 << 10, "89": 99 << 10},
+    **{"90": 227 << 10, "100": 227 << 10, "103": 227 << 10, "120": 99 << 10},
+}
+"""Shared memory of a thread block by compute capability, from the CUDA C++ Programming Guide."""
+
+_COMPUTE_UNITS = 132
+"""Assumed where the card is not at hand; only the grids of persistent kernels depend on it."""
 
 
 class Cuda(Accelerator):
@@ -14,6 +23,23 @@ class Cuda(Accelerator):
 
     kind: ClassVar[str] = "cuda"
     languages: ClassVar[tuple[str, ...]] = ("triton", "gluon")
+
+    @classmethod
+    def target(cls, arch: str) -> DeviceInfo:
+        """Return what the programming guide says of a compute capability such as ``"90"``."""
+        if arch not in _SHARED_BYTES:
+            known = ", ".join(f"cuda:{name}" for name in _SHARED_BYTES)
+            raise UsageError(f"--target cuda:{arch}: unknown compute capability; known: {known}")
+        limits = {
+            "shared_bytes": _SHARED_BYTES[arch],
+            "warp_size": 32,
+            "max_threads": 1024,
+            "compute_units": _COMPUTE_UNITS,
+            "capability": int(arch),
+        }
+        return DeviceInfo(
+            cls.kind, f"sm_{arch}", f"sm{arch}", tuple(limits.items()), (), cls.languages
+        )
 
     def torch_kind(self) -> str:
         """Return ``"cuda"`` if torch was built for CUDA and sees a GPU."""
@@ -38,12 +64,16 @@ class Cuda(Accelerator):
 
         return int(torch.cuda.get_device_properties(self.index).L2_cache_size)
 
-    def capture(self, call: Callable[[], None], count: int) -> Callable[[], None]:
-        """Return the replay of a CUDA graph of `count` calls."""
+    def capture(self, call: Callable[[], None], count: int) -> Callable[[], None] | None:
+        """Return the replay of a CUDA graph of `count` calls; None if they cannot be captured."""
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(count):
-                call()
+        try:
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    call()
+        except RuntimeError:  # such as a rival that waits for the device
+            torch.cuda.synchronize(self.index)
+            return None
         return graph.replay

@@ -5,13 +5,32 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tuner.devices.accelerator import Accelerator
-from tuner.records import UsageError
+from tuner.records import DeviceInfo, UsageError
+
+_TARGETS = {"gfx90a": (64 << 10, 104), "gfx942": (64 << 10, 304), "gfx950": (160 << 10, 256)}
+"""Bytes of local data share and compute units by architecture, from AMD's CDNA white papers."""
 
 
 class Hip(Accelerator):
     """An AMD GPU; torch calls it ``cuda`` too."""
 
     kind: ClassVar[str] = "hip"
+
+    @classmethod
+    def target(cls, arch: str) -> DeviceInfo:
+        """Return what AMD's papers say of an architecture such as ``"gfx942"``."""
+        if arch not in _TARGETS:
+            known = ", ".join(f"hip:{name}" for name in _TARGETS)
+            raise UsageError(f"--target hip:{arch}: unknown architecture; known: {known}")
+        shared_bytes, compute_units = _TARGETS[arch]
+        limits = {
+            "shared_bytes": shared_bytes,
+            "warp_size": 64,
+            "max_threads": 1024,
+            "compute_units": compute_units,
+            "capability": 0,
+        }
+        return DeviceInfo(cls.kind, arch, arch, tuple(limits.items()), (), cls.languages)
 
     def torch_kind(self) -> str:
         """Return ``"cuda"`` if torch was built for HIP and sees a GPU."""

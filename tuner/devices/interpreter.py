@@ -29,7 +29,7 @@ class Interpreter(Device):
         return "cpu"
 
     def info(self) -> DeviceInfo:
-        """Return limits as wide as those of a large card, so that every variant can be verified."""
+        """Return limits as wide as a large card's, so that every variant can be verified."""
         import torch
         import triton
 

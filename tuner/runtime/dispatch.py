@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -137,7 +137,7 @@ class Dispatch:
         signature: Signature of the kernel.
     """
 
-    _warned: set[tuple[str, str]] = set()
+    _warned: ClassVar[set[tuple[str, str, str]]] = set()
 
     def __init__(self, package: str, folder: Path, signature: Signature) -> None:
         self.package, self.folder, self.signature = package, folder, signature
@@ -168,7 +168,7 @@ class Dispatch:
         if found is None:
             found = next(self._foreign_defaults(dtype, kind), None)
             if found is not None:
-                self._warn(arch, kind)
+                self._warn(dtype, arch, kind)
         if found is None:
             raise NotImplementedError(self._no_variant(dtype, arch, kind))
         return found
@@ -180,12 +180,13 @@ class Dispatch:
             if default := manifest.default(dtype):
                 yield default
 
-    def _warn(self, arch: str, kind: str) -> None:
-        """Say once per architecture that nothing was tuned for it."""
-        if (self.package, arch) not in self._warned:
-            self._warned.add((self.package, arch))
+    def _warn(self, dtype: str, arch: str, kind: str) -> None:
+        """Say once per architecture and dtype that nothing was tuned for it."""
+        if (self.package, arch, dtype) not in self._warned:
+            self._warned.add((self.package, arch, dtype))
             warnings.warn(
-                f"{self.package} has no kernels tuned for {arch}: it serves the defaults; "
+                f"{self.package}.{self.signature.kernel} was not tuned for {dtype} on {arch}: a "
+                "default serves it, and any other kernel that was not; "
                 f"`tune --device {kind}` tunes them for this machine",
                 stacklevel=2,
             )

@@ -140,7 +140,7 @@ class Kernel:
         """Check a call of a new kind, find its variant and remember both."""
         signature = self.signature
         first = workload_tensor(signature, inputs)
-        self._check_kind(inputs, first)
+        check_kinds(signature, inputs)
         extents = signature.bind(dict(zip(self._inputs, inputs, strict=True)))
         flags = signature.complete_flags(flags)
         outputs = tuple(
@@ -168,21 +168,6 @@ class Kernel:
         self._plans[key] = plan
         return plan
 
-    def _check_kind(self, inputs: Sequence[Tensor], first: Tensor) -> None:
-        """Raise if the inputs' devices or element types are not what the signature says."""
-        for spec, tensor in zip(self.signature.inputs, inputs, strict=True):
-            if tensor.device != first.device:
-                raise ValueError(
-                    f"{self.label}: all inputs must be on one device, but {spec.name} is on "
-                    f"{tensor.device} and others are on {first.device}"
-                )
-            wanted = dtype_of(spec, first.dtype)
-            if tensor.dtype != wanted:
-                raise TypeError(
-                    f"{self.label}: {spec.name} must be {_name(wanted)} here, but got "
-                    f"{_name(tensor.dtype)}" + _autocast_hint(first.device)
-                )
-
 
 def workload_tensor(signature: Signature, inputs: Sequence[Tensor]) -> Tensor:
     """Return the first input whose element type is the workload's."""
@@ -190,6 +175,28 @@ def workload_tensor(signature: Signature, inputs: Sequence[Tensor]) -> Tensor:
         if spec.dtype is None:
             return tensor
     return inputs[0]
+
+
+def check_kinds(signature: Signature, inputs: Sequence[Tensor]) -> None:
+    """Raise if the inputs' devices or element types are not what the signature says.
+
+    Raises:
+        ValueError: They are on several devices.
+        TypeError: An element type differs from the workload's or from the signature's.
+    """
+    first = workload_tensor(signature, inputs)
+    for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{signature.kernel}: all inputs must be on one device, but {spec.name} is on "
+                f"{tensor.device} and others are on {first.device}"
+            )
+        wanted = dtype_of(spec, first.dtype)
+        if tensor.dtype != wanted:
+            raise TypeError(
+                f"{signature.kernel}: {spec.name} must be {_name(wanted)} here, but got "
+                f"{_name(tensor.dtype)}{_autocast_hint(first.device)}"
+            )
 
 
 def dtype_of(spec: TensorSpec, workload: torch.dtype) -> torch.dtype:

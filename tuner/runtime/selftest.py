@@ -179,15 +179,20 @@ def main(package: Package, arguments: Sequence[str] | None = None) -> int:
 def _verify(kernels: Sequence[Kernel]) -> int:
     """Print a line per verdict and a summary."""
     counts = {True: 0, False: 0}
+    archs = {
+        manifest.folder.name: False for item in kernels for manifest in item.dispatch.manifests
+    }
     try:
-        for kernel in kernels:
-            for device in devices():
-                for line in KernelTest(kernel, device).lines():
-                    print(line, flush=True)
-                    counts[line.passed] += 1
+        for test in [KernelTest(kernel, device) for kernel in kernels for device in devices()]:
+            archs |= {manifest.folder.name: True for manifest in test.manifests()}
+            for line in test.lines():
+                print(line, flush=True)
+                counts[line.passed] += 1
     except (FileNotFoundError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 2
     here = ", ".join(architecture(device) for device in devices())
-    print(f"{counts[True]} passed, {counts[False]} failed on {here}")
+    elsewhere = ", ".join(sorted(arch for arch, verified in archs.items() if not verified))
+    note = f"; not here: {elsewhere}" if elsewhere else ""
+    print(f"{counts[True]} passed, {counts[False]} failed on {here}{note}")
     return 1 if counts[False] else 0

@@ -1,0 +1,50 @@
+"""A few candidates that together take every value of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tuner.catalog import Catalog
+from tuner.combinations import TemplateSet
+from tuner.records import Candidate
+from tuner.space import KernelSpec, load_space
+from tuner.template import TemplateSpec
+
+import numpy as np
+
+LIMITS = {
+    **{"threads": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 32 << 20},
+    **{"vector_bytes": 32, "vector_registers": 16},
+    **{"shared_bytes": 227 << 10, "warp_size": 32, "max_threads": 1024, "compute_units": 132},
+    **{"capability": 90},
+}
+
+
+def templates(language: str) -> Iterator[tuple[KernelSpec, TemplateSpec]]:
+    """Yield every shipped template of a language."""
+    catalog = Catalog()
+    for kernel in catalog.kernels:
+        spec = load_space(catalog.space_path(kernel))
+        for template in spec.templates:
+            if template.language == language:
+                yield spec, template
+
+
+def cover(template: TemplateSpec, limits: Mapping[str, int]) -> list[Candidate]:
+    """Return feasible candidates in which every value of every parameter occurs.
+
+    Values that no feasible candidate has are left out.
+    """
+    feasible = TemplateSet(template, {**limits, "itemsize": 4})
+    generator = np.random.default_rng(0)
+    keys = generator.permutation(feasible.sample(4096, generator))
+    wanted = {(name, value) for name, values in template.parameters for value in values}
+    chosen = [template.default, *template.seeds]
+    for candidate in chosen:
+        wanted -= set(candidate.parameters)
+    for key in keys:
+        candidate = feasible.candidate(int(key))
+        if wanted & set(candidate.parameters):
+            wanted -= set(candidate.parameters)
+            chosen.append(candidate)
+    return list(dict.fromkeys(chosen))

@@ -1,0 +1,83 @@
+"""Which devices are here, and the children that work on one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tuner.catalog import device_class, device_kinds, split_device
+from tuner.child import ChildSpec
+from tuner.records import DeviceInfo, TunerError
+from tuner.worker import DEFAULT_LIMITS, Limits, Workers
+
+
+def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
+    """Return what is known of a device, asked in a child where that needs torch."""
+    if split_device(name)[0] == "cpu":
+        return device_class("cpu")().info()
+    with workers_for(name, Path(".tuner"), environment) as workers:
+        return workers.info()
+
+
+def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | str]:
+    """Return for every kind the device that is here, or why there is none."""
+    found: dict[str, DeviceInfo | str] = {}
+    for kind in device_kinds():
+        try:
+            found[kind] = device_info(kind, environment)
+        except TunerError as error:
+            found[kind] = f"not here: {error}"
+    return found
+
+
+def resolve_device(name: str, environment: Mapping[str, str]) -> str:
+    """Return the device that ``auto`` stands for: the first accelerator, else the CPU."""
+    if name != "auto":
+        return name
+    for kind in ("cuda", "hip", "xpu", "accelerator"):
+        if isinstance(present_devices(environment)[kind], DeviceInfo):
+            return kind
+    return "cpu"
+
+
+@contextmanager
+def workers_for(
+    device: str,
+    store: Path,
+    environment: Mapping[str, str],
+    *,
+    jobs: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Workers]:
+    """Yield children for a device that `resolve_device` named; they end with the context.
+
+    Args:
+        device: Name of the device.
+        store: Folder of the stores, which holds sources and compiled objects.
+        environment: The children's environment.
+        jobs: Number of children that compile; all cores if left out.
+        limits: How long one candidate may take.
+    """
+    kind = device_class(split_device(device)[0])
+    root = store.absolute()
+    for folder in (root / "sources", root / "cache"):
+        folder.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **environment,
+        **dict(kind.environment),
+        "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
+    }
+    spec = ChildSpec(
+        device, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
+    )
+    with Workers(
+        spec, jobs=jobs_or_cores(jobs), sources=root / "sources", limits=limits
+    ) as workers:
+        yield workers
+
+
+def jobs_or_cores(jobs: int | None) -> int:
+    """Return the number of children that compile: as asked for, or one for each core."""
+    return jobs or len(os.sched_getaffinity(0))

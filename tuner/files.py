@@ -1,0 +1,19 @@
+"""Files that are whole at every moment, whoever is killed while writing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PARTIAL = ".part"
+"""Suffix of a file that is being written: one that is left over may be removed."""
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Give a file its content in one step; one that has it already is left alone."""
+    data = content.encode() if isinstance(content, str) else content
+    if path.is_file() and path.read_bytes() == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + PARTIAL)
+    partial.write_bytes(data)
+    partial.replace(path)
