@@ -156,5 +156,5 @@ def test_half_as_much_work_again_is_found_on_this_machine():
     result = race(clock, contenders, budget_s=5.0, seed=0, reference="default")
     pick = finals.pick(result, equally_simple)
     assert pick.winner == "faster"
-    assert pick.gain.low < 1.5 < pick.gain.high or pick.gain.value == pytest.approx(1.5, rel=0.05)
-    assert time.perf_counter() - start_s < 7.0
+    assert pick.gain.value == pytest.approx(1.5, rel=0.1)
+    assert time.perf_counter() - start_s < 10.0

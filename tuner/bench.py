@@ -24,7 +24,6 @@ RIVAL = "rival"
 
 _COLD_FACTOR = 2
 _MOST_SETS = 64
-_MEASURE_S = 1.0
 
 Call = Callable[[], None]
 
@@ -38,6 +37,10 @@ class Bench:
         workload: The workload.
         device: Where variants run.
         clock: The calibrated clock.
+
+    Attributes:
+        problem: The kernel's problem module, imported.
+        verifier: Checks variants on the workload and on odd shapes.
     """
 
     def __init__(
@@ -50,14 +53,14 @@ class Bench:
         clock: Clock,
     ) -> None:
         self._signature = signature
-        self._problem: Any = load_problem(problem)
+        self.problem: Any = load_problem(problem)
         self._workload = workload
         self._device = device
         self._clock = clock
         self._extents = dict(workload.dims)
         flags, scalars = dict(workload.flags), signature.default_scalars(self._extents)
         self._options = {**flags, **scalars}
-        self.verifier = Verifier(signature, self._problem, workload, device.torch_device)
+        self.verifier = Verifier(signature, self.problem, workload, device.torch_device)
 
     def measure(self, variant: Variant, *, give_up_ms: float | None) -> dict[str, Any]:
         """Return the timing of a verified variant as JSON.
@@ -67,7 +70,7 @@ class Bench:
             give_up_ms: Stop early when it is far slower than this.
         """
         timing = self._clock.measure(
-            self._calls(variant), budget_s=_MEASURE_S, give_up_ms=give_up_ms
+            self.calls(variant), budget_s=self._device.measure_s, give_up_ms=give_up_ms
         )
         return _timing_json(timing)
 
@@ -82,9 +85,9 @@ class Bench:
             seed: Seed of the order.
         """
         contenders: dict[str, Sequence[Call]] = {
-            label: self._calls(variant) for label, variant in variants.items()
+            label: self.calls(variant) for label, variant in variants.items()
         }
-        rival = self._rival_calls()
+        rival = self.rival_calls()
         if rival:
             contenders[RIVAL] = rival
         result = race(
@@ -95,10 +98,10 @@ class Bench:
             reference=next(iter(variants)),
             rival=RIVAL if rival else None,
         )
-        return {"race": codec.to_json(result), "rival": self._problem.RIVAL}
+        return {"race": codec.to_json(result), "rival": self.problem.RIVAL}
 
     @cached_property
-    def _sets(self) -> list[dict[str, torch.Tensor]]:
+    def sets(self) -> list[dict[str, torch.Tensor]]:
         """Sets of inputs and outputs that together overflow the last-level cache."""
         first = self._make_set(0)
         size = sum(tensor.nbytes for tensor in first.values())
@@ -117,18 +120,21 @@ class Bench:
             spec.name: torch.empty(shape, dtype=element_type(spec, case.dtype), device=case.device)
             for spec, shape in self._signature.shapes(self._signature.outputs, self._extents)
         }
-        return make_inputs(self._signature, self._problem, case) | outputs
+        return make_inputs(self._signature, self.problem, case) | outputs
 
-    def _calls(self, variant: Variant) -> list[Call]:
-        return [variant.bind(tensors, self._extents, self._options) for tensors in self._sets]
+    def calls(self, variant: Variant) -> list[Call]:
+        """Return a variant's calls, one on each set of buffers."""
+        return [variant.bind(tensors, self._extents, self._options) for tensors in self.sets]
 
-    def _rival_calls(self) -> list[Call]:
-        names = [spec.name for spec in self._signature.inputs]
-        calls = [
-            self._problem.rival(**{name: tensors[name] for name in names}, **self._options)
-            for tensors in self._sets
-        ]
+    def rival_calls(self) -> list[Call]:
+        """Return the rival's calls, one on each set of buffers; none where it has none."""
+        calls = [self.problem.rival(**arguments) for arguments in self.arguments()]
         return [call for call in calls if call is not None]
+
+    def arguments(self) -> list[dict[str, Any]]:
+        """Return what reference and rival take, on each set of buffers: inputs and options."""
+        names = [spec.name for spec in self._signature.inputs]
+        return [{name: tensors[name] for name in names} | self._options for tensors in self.sets]
 
 
 def _timing_json(timing: Any) -> dict[str, Any]:

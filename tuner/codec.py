@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 from tuner import records
@@ -50,9 +49,10 @@ def from_json(kind: type[Record], data: Mapping[str, Any]) -> Record:
         raise records.TunerError(f"{kind.__name__}: {error}") from error
 
 
-@cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def _is_pair(item: object) -> bool:

@@ -187,10 +187,9 @@ class Meter:
 
     def sample(self) -> float:
         """Return the seconds of one call from one look at the clock."""
-        overhead = self.long.overhead
-        time = self.stopwatch.time
-        fixed_s = time(self.short.run).elapsed_s if self.short else overhead.batch_s
-        elapsed_s = time(self.long.run).elapsed_s
+        overhead, read = self.long.overhead, self.stopwatch.time
+        fixed_s = read(self.short.run).elapsed_s if self.short else overhead.batch_s
+        elapsed_s = read(self.long.run).elapsed_s
         return (elapsed_s - fixed_s) / self.count - overhead.launch_s
 
     def timing(self, visits_s: Sequence[float], *, gave_up: bool = False) -> Timing:

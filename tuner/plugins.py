@@ -123,6 +123,7 @@ class Device(ABC):
         limit_names: Names that constraints may use; `info` gives their values.
         shares_host: Whether compiling beside a measurement disturbs it.
         timed: Whether its times mean anything; an interpreter verifies only.
+        measure_s: Seconds that timing one candidate may take during the search.
         starter: Name of the workload set that a plain run tunes for.
         environment: Variables that its children must have from the start.
     """
@@ -132,6 +133,7 @@ class Device(ABC):
     limit_names: ClassVar[tuple[str, ...]]
     shares_host: ClassVar[bool] = False
     timed: ClassVar[bool] = True
+    measure_s: ClassVar[float] = 0.2
     starter: ClassVar[str] = "starter"
     environment: ClassVar[tuple[tuple[str, str], ...]] = ()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 
 import optuna
@@ -142,22 +141,33 @@ class Study:
             DefaultRejected: The default candidate is not eligible.
         """
         self._evaluate_default(countdown, report)
-        pending: deque[_Pending] = deque()
-        ahead = _AHEAD_PER_JOB * self._session.jobs
+        pending: list[_Pending] = []
         try:
-            while True:
-                if not pending or not self._session.shares_host:
-                    self._refill(pending, ahead, countdown)
-                if not pending:
-                    return
-                if self._session.shares_host:
-                    wait([item.future for item in pending if item.future is not None])
+            self._refill(pending, countdown)
+            while pending and countdown.seconds_left != 0:
+                item = self._next(pending)
                 countdown.count_trial()
-                self._settle(pending.popleft(), report)
+                outcome = self._outcome_of(item)
+                self._settle(item, outcome, report)
+                if not pending or not self._session.shares_host:
+                    self._refill(pending, countdown)
         finally:
             for item in pending:
                 if item.future is not None:
                     item.future.cancel()
+
+    def _next(self, pending: list[_Pending]) -> _Pending:
+        """Take out the candidate whose compilation ended first.
+
+        Where compiling disturbs a measurement, all compilations end before.
+        """
+        futures = [item.future for item in pending if item.future is not None]
+        waits_for = ALL_COMPLETED if self._session.shares_host else FIRST_COMPLETED
+        wait(futures, return_when=waits_for)
+        for place, item in enumerate(pending):
+            if item.future is None or item.future.done():
+                return pending.pop(place)
+        raise AssertionError("a completed compilation is among the pending ones")
 
     def reject(
         self, candidate: Candidate, rejection: Rejection, report: Callable[[Trial], None]
@@ -178,7 +188,8 @@ class Study:
         source = self._subject.render(self._session.renderer, default)
         if source.sha256 not in self._known:
             countdown.count_trial()
-            self._settle(self._propose(), report)
+            item = self._propose()
+            self._settle(item, self._outcome_of(item), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
             raise DefaultRejected(
@@ -186,7 +197,8 @@ class Study:
                 f"stage {outcome.stage}: {outcome.reason}"
             )
 
-    def _refill(self, pending: deque[_Pending], ahead: int, countdown: Countdown) -> None:
+    def _refill(self, pending: list[_Pending], countdown: Countdown) -> None:
+        ahead = _AHEAD_PER_JOB * self._session.jobs
         while len(pending) < ahead and not countdown.spent:
             left = countdown.trials_left
             if left is not None and len(pending) >= left:
@@ -208,8 +220,9 @@ class Study:
             future = self._session.workers.compile(self._subject.task, source)
         return _Pending(asked, candidate, source, future, time.monotonic())
 
-    def _settle(self, item: _Pending, report: Callable[[Trial], None]) -> None:
-        outcome = self._outcome_of(item)
+    def _settle(
+        self, item: _Pending, outcome: Outcome, report: Callable[[Trial], None]
+    ) -> None:
         trial = self._session.store.add_trial(
             self._subject.task.workload,
             item.candidate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tuner.records import Workload
 from tuner.runtime.check import Case, Example, Problem, flag_choices
@@ -11,6 +11,7 @@ from tuner.runtime.variant import Variant
 
 _SEEDS = (0, 1)
 _EDGE_SEED = 2
+_UNUSUAL = 1.25
 
 
 class Verifier:
@@ -58,8 +59,19 @@ class Verifier:
                     self._workload.dtype,
                     seed=_EDGE_SEED + number,
                     device=self._device,
+                    scalars=self._unusual_scalars(shape),
                     misaligned=True,
                 )
+
+    def _unusual_scalars(self, shape: Mapping[str, int]) -> dict[str, float]:
+        """Return scalars that a variant which ignores them would get wrong.
+
+        Inputs that the problem makes itself may only fit together with the default scalars.
+        """
+        if hasattr(self._problem, "inputs"):
+            return {}
+        defaults = self._signature.default_scalars(shape)
+        return {name: _UNUSUAL * value for name, value in defaults.items()}
 
 
 def _first_fault(variant: Variant, examples: list[Example]) -> str | None:

@@ -31,6 +31,7 @@ class Cpu(Device):
         "vector_registers",
     )
     shares_host: ClassVar[bool] = True
+    measure_s: ClassVar[float] = 0.5
 
     @property
     def torch_device(self) -> str:

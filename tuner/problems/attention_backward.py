@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def inputs(
     return {**drawn, "o": o.to(dtype), "lse": lse.float()}
 
 
-def reference(
+def reference(  # noqa: PLR0913 - one for each argument of the kernel
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, scale: float
 ) -> dict[str, Tensor]:
     """Return the gradients of q, k and v, head by head.
@@ -75,7 +76,7 @@ def reference(
 
 
 def _heads(q: Tensor, k: Tensor) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield where each head of q [B, H, S, D] lies and the head of k [B, KV, T, D] that it reads."""
+    """Yield each batch and head of q [B, H, S, D], and the batch and head of k that it reads."""
     group = q.shape[1] // k.shape[1]
     for batch, head in product(range(q.shape[0]), range(q.shape[1])):
         yield (batch, head), (batch, head // group)
@@ -87,7 +88,7 @@ def _hidden(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return hidden.triu(k.shape[2] - q.shape[2] + 1) if causal else ~hidden
 
 
-def rival(
+def rival(  # noqa: PLR0913 - one for each argument of the kernel
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, scale: float
 ) -> Callable[[], object] | None:
     """Return torch's backward pass, or None for causal q [.., S, ..], k [.., T, ..], S != T.
@@ -98,8 +99,46 @@ def rival(
     del o, lse  # torch keeps its own
     if causal and q.shape[2] != k.shape[2]:
         return None
-    sources = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    sources = q, k, v = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
     output = torch.nn.functional.scaled_dot_product_attention(
-        *sources, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     return lambda: torch.autograd.grad(output, sources, do, retain_graph=True)
+
+
+def tolerance(
+    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str
+) -> dict[str, float]:
+    """Return bounds for standard normal inputs, and scores and sums kept in float32.
+
+    An element of dP is a sum of D products. P and dS rounded to `dtype` err in proportion to the
+    size of a gradient, which is that of a mean of as many values as the query sees; dk and dv
+    gather from all queries of a group of heads.
+    """
+    single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
+    queries, keys = dims["H"] // dims["KV"] * dims["S"], max(1, dims["T"])
+    gathered = max(1.0, sqrt(queries / keys))
+    fewest = max(1, keys - dims["S"] + 1 if flags["causal"] else keys)
+    weights = 2.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    return {
+        "rtol": result.eps + 16 * single.eps,
+        "atol": gathered * ((48 + 3 * sqrt(dims["D"])) * single.eps + weights),
+    }
+
+
+def cost(
+    dims: Mapping[str, int], flags: Mapping[str, object], itemsize: int
+) -> tuple[float, float]:
+    """Return 10 D operations for each pair of query and key, and the bytes of all tensors."""
+    batch, heads, queries, width = (dims[name] for name in ("B", "H", "S", "D"))
+    pairs = visible_pairs(queries, dims["T"]) if flags["causal"] else queries * dims["T"]
+    rows, keys = batch * heads * queries, batch * dims["KV"] * dims["T"]
+    return 10.0 * batch * heads * pairs * width, float(
+        itemsize * width * 4 * (rows + keys) + 4 * rows
+    )
+
+
+def visible_pairs(queries: int, keys: int) -> int:
+    """Return how many pairs of query i and key j satisfy j <= i + keys - queries."""
+    return sum(max(0, i + 1 + keys - queries) for i in range(queries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 2, "H": 3, "S": 13, "D": 37, "KV": 1, "T": 5},
     {"B": 1, "H": 4, "S": 129, "D": 80, "KV": 2, "T": 130},
     {"B": 1, "H": 2, "S": 131, "D": 16, "KV": 2, "T": 67},
+    {"B": 1, "H": 1, "S": 5, "D": 3, "KV": 1, "T": 1031},
     {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
     {"B": 1, "H": 1, "S": 0, "D": 8, "KV": 1, "T": 3},
 )
@@ -60,3 +62,38 @@ def rival(
     return lambda: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+
+
+def tolerance(
+    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str
+) -> dict[str, float]:
+    """Return bounds for standard normal inputs, and scores and sums kept in float32.
+
+    A score is off by about sqrt(D) roundings to float32, and so is its exponential. Weights
+    rounded to `dtype` err in proportion to the size of an output, a mean of as many values as the
+    query sees.
+    """
+    single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
+    fewest = max(1, dims["T"] - dims["S"] + 1 if flags["causal"] else dims["T"])
+    weights = 1.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    return {
+        "rtol": result.eps + 8 * single.eps,
+        "atol": (16 + sqrt(dims["D"])) * single.eps + weights,
+    }
+
+
+def cost(
+    dims: Mapping[str, int], flags: Mapping[str, object], itemsize: int
+) -> tuple[float, float]:
+    """Return 4 D operations for each pair of query and key, and the bytes of all tensors."""
+    batch, heads, queries, width = (dims[name] for name in ("B", "H", "S", "D"))
+    pairs = visible_pairs(queries, dims["T"]) if flags["causal"] else queries * dims["T"]
+    rows, keys = batch * heads * queries, batch * dims["KV"] * dims["T"]
+    return 4.0 * batch * heads * pairs * width, float(
+        itemsize * width * 2 * (rows + keys) + 4 * rows
+    )
+
+
+def visible_pairs(queries: int, keys: int) -> int:
+    """Return how many pairs of query i and key j satisfy j <= i + keys - queries."""
+    return sum(max(0, i + 1 + keys - queries) for i in range(queries))

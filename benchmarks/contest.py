@@ -1,0 +1,134 @@
+"""Contenders timed in turn with the tuner's clock, nobody dropped: for reports, not for choices.
+
+`tuner.race` spends its time on whoever may still win. Here everybody is timed in every block, so
+that all medians are of the same blocks and their ratios can be taken.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rows import Spread
+
+from tuner.calibration import BelowFloor
+from tuner.clock import Clock
+from tuner.meter import Call, Meter, Timing
+
+LEAST_BLOCKS = 6
+"""Blocks below which a median has no 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """How a contest is held.
+
+    Attributes:
+        clock: The calibrated clock.
+        budget_s: Seconds for each contender, in each repeat.
+        repeats: How often the whole contest is held.
+        settle_s: Time that a contender runs untimed at each visit. Two libraries have a pool of
+            threads each, and idle threads spin for some milliseconds before they sleep.
+    """
+
+    clock: Clock
+    budget_s: float
+    repeats: int
+    settle_s: float
+
+    def hold(self, contenders: Mapping[str, Sequence[Call]]) -> dict[str, list[Timing] | str]:
+        """Return each contender's timing in every repeat, or why it cannot be timed.
+
+        Args:
+            contenders: Calls of each by label, one for each set of buffers, in the same order.
+                The first that the clock can see sets the lengths of everybody's batches.
+        """
+        timings: dict[str, list[Timing] | str] = {label: [] for label in contenders}
+        labels = list(contenders)
+        for repeat in range(self.repeats):
+            turn = repeat % max(len(labels), 1)
+            order = labels[turn:] + labels[:turn]
+            outcomes = self._once({label: contenders[label] for label in order}, labels, repeat)
+            for label, outcome in outcomes.items():
+                earlier = timings[label]
+                if isinstance(outcome, str):
+                    timings[label] = outcome
+                elif not isinstance(earlier, str):
+                    earlier.append(outcome)
+        return timings
+
+    def _once(
+        self, contenders: Mapping[str, Sequence[Call]], ranking: Sequence[str], seed: int
+    ) -> dict[str, Timing | str]:
+        outcomes: dict[str, Timing | str] = {}
+        like = self._first_meter({label: contenders[label] for label in ranking}, outcomes)
+        meters: dict[str, Meter] = {}
+        for label, calls in contenders.items():
+            if label in outcomes or like is None:
+                continue
+            prepared = _attempt(lambda calls=calls: self.clock.prepare(calls, like=like))
+            if isinstance(prepared, str):
+                outcomes[label] = prepared
+            else:
+                meters[label] = prepared
+        if like is not None:
+            outcomes |= self._timings(meters, like, random.Random(seed))
+        return outcomes
+
+    def _first_meter(
+        self, contenders: Mapping[str, Sequence[Call]], outcomes: dict[str, Timing | str]
+    ) -> Meter | None:
+        for label, calls in contenders.items():
+            prepared = _attempt(lambda calls=calls: self.clock.prepare(calls))
+            if not isinstance(prepared, str):
+                return prepared
+            outcomes[label] = prepared
+        return None
+
+    def _timings(
+        self, meters: Mapping[str, Meter], like: Meter, order: random.Random
+    ) -> dict[str, Timing]:
+        visits_ms: dict[str, list[float]] = {label: [] for label in meters}
+        samples = like.samples_per_visit(self.budget_s)
+        end_s = self.clock.now() + self.budget_s * len(meters)
+        blocks = -1  # the first block warms up
+        while blocks < LEAST_BLOCKS or self.clock.now() < end_s:
+            for label in order.sample(list(meters), len(meters)):
+                visits_ms[label].append(self._visit_ms(meters[label], samples))
+            blocks += 1
+        return {
+            label: Timing.of(times_ms[1:], regime=meters[label].regime, method=like.method)
+            for label, times_ms in visits_ms.items()
+        }
+
+    def _visit_ms(self, meter: Meter, samples: int) -> float:
+        settled_s = self.clock.now() + self.settle_s
+        meter.warm_up()
+        while self.clock.now() + meter.sample_s < settled_s:
+            meter.sample()
+        return meter.visit(samples) * 1e3
+
+
+def summary(timings: Sequence[Timing]) -> Spread:
+    """Return the median over repeats, between the lowest and the highest end of an interval."""
+    medians = sorted(timing.median_ms for timing in timings)
+    middle = len(medians) // 2
+    return Spread(
+        (medians[middle] + medians[-1 - middle]) / 2,
+        min(timing.low_ms for timing in timings),
+        max(timing.high_ms for timing in timings),
+    )
+
+
+def _attempt(prepare: Callable[[], Meter]) -> Meter | str:
+    try:
+        return prepare()
+    except (BelowFloor, RuntimeError) as error:
+        return reason(error)
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

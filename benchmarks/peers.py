@@ -1,0 +1,142 @@
+"""What a frozen kernel is compared with: torch's operation, compiled or by backend, and a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import rms_norm
+
+from tuner.bench import Bench
+
+Call = Callable[[], object]
+Maker = Callable[[], list[Call]]
+
+COPY = "copy"
+
+_EXPRESSIONS: Mapping[str, Callable[..., object]] = {
+    "matmul": lambda a, b: a @ b,
+    "softmax": lambda x: torch.softmax(x, dim=-1),
+    "softmax_backward": lambda y, dy: y * (dy - (y * dy).sum(dim=-1, keepdim=True)),
+    "rms_norm": lambda x, weight, eps: rms_norm(x, weight.shape, weight, eps),
+}
+"""What `torch.compile` is given: the rivals of the problems write to memory of their own."""
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+def peers(
+    bench: Bench, kernel: str, device: str, *, copied_bytes: float, compile_mode: str
+) -> dict[str, Maker]:
+    """Return what makes each peer's calls, one for each set of buffers, by the peer's label.
+
+    Args:
+        bench: The workload's buffers.
+        kernel: Name of the kernel.
+        device: Torch's type of the device.
+        copied_bytes: What a copy should read and write together; 0 for no copy.
+        compile_mode: Mode of `torch.compile`.
+    """
+    makers: dict[str, Maker] = {bench.problem.RIVAL: bench.rival_calls}
+    if device != "cpu":
+        if kernel in _EXPRESSIONS:
+            makers["torch.compile"] = partial(_compiled, bench, kernel, compile_mode)
+        if kernel == "rms_norm_backward":
+            makers["torch.compile"] = partial(_compiled_rms_norm_backward, bench, compile_mode)
+        if kernel.startswith("attention"):
+            makers |= {name: partial(_with, item, bench) for name, item in _BACKENDS.items()}
+    if copied_bytes:
+        makers[COPY] = partial(_copies, bench, device, int(copied_bytes) // 2)
+    return {label: partial(_prepared, maker, device) for label, maker in makers.items()}
+
+
+def _prepared(maker: Maker, device: str) -> list[Call]:
+    """Return a peer's calls after a first round, in which libraries compile and allocate."""
+    with _capturing_stream(device):
+        calls = [_keeping(call) for call in maker()]
+        for call in calls:
+            call()
+    return calls
+
+
+def _keeping(call: Call) -> Call:
+    """Return a call that holds its result until the next: results rotate as our outputs do."""
+    kept: list[object] = []
+
+    def keep() -> None:
+        kept[:] = [call()]
+
+    return keep
+
+
+@contextmanager
+def _capturing_stream(device: str) -> Iterator[None]:
+    """Run what is prepared on the stream that graphs are captured on.
+
+    Autograd runs a backward pass on the stream of its forward pass, whichever is current, and a
+    capture fails when work goes to another stream.
+    """
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.graph(torch.cuda.CUDAGraph())  # the first one makes the stream
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.graph.default_capture_stream):
+        yield
+    torch.cuda.synchronize()
+
+
+def _compile(expression: Callable[..., object], mode: str) -> Callable[..., Any]:
+    torch._dynamo.reset()  # else another workload's shapes would be compiled as dynamic ones
+    return torch.compile(expression, dynamic=False, mode=mode)
+
+
+def _compiled(bench: Bench, kernel: str, mode: str) -> list[Call]:
+    compiled = _compile(_EXPRESSIONS[kernel], mode)
+    return [partial(compiled, **arguments) for arguments in bench.arguments()]
+
+
+def _compiled_rms_norm_backward(bench: Bench, mode: str) -> list[Call]:
+    """Return the compiled backward pass of a compiled forward pass."""
+    forward = _compile(_EXPRESSIONS["rms_norm"], mode)
+    calls: list[Call] = []
+    # A backward pass that reuses the memory of what was saved can run only once.
+    with torch._functorch.config.patch(donated_buffer=False):
+        for arguments in bench.arguments():
+            sources = [arguments[name].detach().requires_grad_() for name in ("x", "weight")]
+            y = forward(*sources, 1e-6)
+            calls.append(
+                partial(torch.autograd.grad, y, sources, arguments["dy"], retain_graph=True)
+            )
+        for call in calls:
+            call()
+    return calls
+
+
+def _with(backend: SDPBackend, bench: Bench) -> list[Call]:
+    """Return the rival's calls with one backend of torch's attention, or raise its refusal."""
+    with sdpa_kernel(backend):
+        calls = bench.rival_calls()
+
+    def within(call: Call) -> object:
+        with sdpa_kernel(backend):
+            return call()
+
+    return [partial(within, call) for call in calls]
+
+
+def _copies(bench: Bench, device: str, size: int) -> list[Call]:
+    """Return copies of so many bytes, between as many pairs of buffers as the bench has sets."""
+    calls: list[Call] = []
+    for _ in bench.sets:
+        source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
+        calls.append(partial(target.copy_, source))
+    return calls

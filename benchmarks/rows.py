@@ -1,0 +1,113 @@
+"""Rows of results: one per contender and workload, all of a workload measured in the same run."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import importlib.metadata
+import io
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.files import replace
+
+COLUMNS = (
+    *("run", "date", "device", "torch", "triton", "op", "workload", "contender"),
+    *("median_ms", "low_ms", "high_ms", "rate", "unit", "note"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A time in milliseconds with the interval that it lies in."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one contender did on one workload.
+
+    Attributes:
+        contender: Its name; ours is ``"tuner"``.
+        spread: Its time; None if it failed.
+        rate: Work per time, in `unit`.
+        unit: ``"GFLOP/s"``, ``"GB/s"``, ...; empty without a rate.
+        note: How it was measured, or why it failed.
+    """
+
+    contender: str
+    spread: Spread | None
+    rate: float | None = None
+    unit: str = ""
+    note: str = ""
+
+
+class ResultsFile:
+    """A file of rows that invocations of one script add to.
+
+    Args:
+        path: The CSV file; it need not exist.
+        device: Name of the device.
+    """
+
+    def __init__(self, path: Path, device: str) -> None:
+        self._path = path
+        self._run = {
+            "run": secrets.token_hex(4),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "device": device,
+            **{name: _version(name) for name in ("torch", "triton")},
+        }
+
+    def replace(self, op: str, workload: str, results: Sequence[Result]) -> None:
+        """Write a workload's results in the place of those that the file has on this device."""
+        about = {**self._run, "op": op, "workload": workload}
+        rows = [
+            row
+            for row in (read(self._path) if self._path.exists() else [])
+            if any(row[name] != about[name] for name in ("device", "op", "workload"))
+        ]
+        rows += [about | _cells(result) for result in results]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        replace(self._path, text.getvalue())
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file.
+
+    Raises:
+        ValueError: Its columns are not `COLUMNS`.
+    """
+    with path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{path}: the columns are {reader.fieldnames}, not {COLUMNS}")
+        return list(reader)
+
+
+def _cells(result: Result) -> Mapping[str, str]:
+    spread = result.spread
+    numbers = {"rate": result.rate}
+    for name in ("median_ms", "low_ms", "high_ms"):
+        numbers[name] = getattr(spread, name) if spread else None
+    return {
+        "contender": result.contender,
+        **{name: "" if value is None else f"{value:.6g}" for name, value in numbers.items()},
+        "unit": result.unit,
+        "note": " ".join(result.note.split()),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
