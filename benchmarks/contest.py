@@ -7,8 +7,9 @@ that all medians are of the same blocks and their ratios can be taken.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rows import Spread
 
@@ -67,7 +68,7 @@ class Contest:
         for label, calls in contenders.items():
             if label in outcomes or like is None:
                 continue
-            prepared = _attempt(lambda calls=calls: self.clock.prepare(calls, like=like))
+            prepared = self._prepared(calls, like)
             if isinstance(prepared, str):
                 outcomes[label] = prepared
             else:
@@ -80,11 +81,17 @@ class Contest:
         self, contenders: Mapping[str, Sequence[Call]], outcomes: dict[str, Timing | str]
     ) -> Meter | None:
         for label, calls in contenders.items():
-            prepared = _attempt(lambda calls=calls: self.clock.prepare(calls))
+            prepared = self._prepared(calls)
             if not isinstance(prepared, str):
                 return prepared
             outcomes[label] = prepared
         return None
+
+    def _prepared(self, calls: Sequence[Call], like: Meter | None = None) -> Meter | str:
+        try:
+            return self.clock.prepare(calls, like=like)
+        except (BelowFloor, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            return reason(error)
 
     def _timings(
         self, meters: Mapping[str, Meter], like: Meter, order: random.Random
@@ -107,25 +114,14 @@ class Contest:
         meter.warm_up()
         while self.clock.now() + meter.sample_s < settled_s:
             meter.sample()
-        return meter.visit(samples) * 1e3
+        # a hiccup in the shorter batch can make the difference negative, as in `tuner.race`
+        return max(meter.visit(samples) * 1e3, 1e-6)
 
 
 def summary(timings: Sequence[Timing]) -> Spread:
-    """Return the median over repeats, between the lowest and the highest end of an interval."""
-    medians = sorted(timing.median_ms for timing in timings)
-    middle = len(medians) // 2
-    return Spread(
-        (medians[middle] + medians[-1 - middle]) / 2,
-        min(timing.low_ms for timing in timings),
-        max(timing.high_ms for timing in timings),
-    )
-
-
-def _attempt(prepare: Callable[[], Meter]) -> Meter | str:
-    try:
-        return prepare()
-    except (BelowFloor, RuntimeError) as error:
-        return reason(error)
+    """Return the medians over repeats of the median and of the ends of its interval."""
+    ends = ("median_ms", "low_ms", "high_ms")
+    return Spread(*(median(getattr(timing, name) for timing in timings) for name in ends))
 
 
 def reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from contest import Contest, reason, summary
 from peers import COPY, peers
 from rows import Result, ResultsFile
 
-from tuner.bench import Bench
+from tuner.bench import Bench, Call
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.clock import Clock
 from tuner.meter import Timing
@@ -37,8 +37,6 @@ MEMORY_BOUND = 32.0
 """Operations per byte up to which a workload is taken to wait for memory on any device."""
 
 SETTLE_S = 0.01
-
-Calls = list[Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +104,36 @@ class Benchmark:
         itemsize = ITEMSIZES[workload.dtype]
         flops, size = bench.problem.cost(dict(workload.dims), dict(workload.flags), itemsize)
         bound = flops <= MEMORY_BOUND * size
+        outcomes = self._outcomes(bench, subject, copied_bytes=size if bound else 0)
+        work, unit = (size, "GB/s") if bound else (flops, "GFLOP/s")
+        notes = {
+            "tuner": f"{subject.chosen.reason} {subject.chosen.file}",
+            "default": subject.default.file,
+            "torch.compile": f"mode {self._options.compile_mode}",
+            COPY: "torch copy_ of the same bytes",
+        }
+        return [
+            self._result(label, outcome, work, unit=unit, note=notes.get(label, ""))
+            for label, outcome in outcomes.items()
+        ]
+
+    def _outcomes(
+        self, bench: Bench, subject: Subject, *, copied_bytes: float
+    ) -> dict[str, list[Timing] | str]:
+        """Return everybody's timings or failure, ours first."""
         makers = {
             "tuner": lambda: self._verified(bench, subject, subject.chosen),
             "default": lambda: self._verified(bench, subject, subject.default),
             **peers(
                 bench,
-                workload.kernel,
+                subject.workload.kernel,
                 torch.device(self._device.torch_device).type,
-                copied_bytes=size if bound else 0,
+                copied_bytes=copied_bytes,
                 compile_mode=self._options.compile_mode,
             ),
         }
         outcomes: dict[str, list[Timing] | str] = {}
-        contenders: dict[str, Calls] = {}
+        contenders: dict[str, list[Call]] = {}
         for label, maker in makers.items():
             if label in self._options.skip:
                 continue
@@ -126,28 +141,20 @@ class Benchmark:
                 contenders[label] = maker()
             except Exception as error:  # a contender that fails is a row that says why
                 outcomes[label] = reason(error)
-        outcomes |= self._contest.hold({label: calls for label, calls in contenders.items() if calls})
-        work, unit = (size, "GB/s") if bound else (flops, "GFLOP/s")
-        notes = {"tuner": str(subject.chosen.reason), COPY: "torch copy_ of the same bytes"}
-        notes["tuner"] += f" {subject.chosen.file}"
-        notes["default"] = subject.default.file
-        return [
-            self._result(label, outcomes[label], work, unit, notes.get(label, ""))
-            for label in makers
-            if label in outcomes
-        ]
+        outcomes |= self._contest.hold({label: item for label, item in contenders.items() if item})
+        return {label: outcomes[label] for label in makers if label in outcomes}
 
-    def _verified(self, bench: Bench, subject: Subject, choice: Choice) -> Calls:
+    def _verified(self, bench: Bench, subject: Subject, choice: Choice) -> list[Call]:
         """Return a frozen file's calls; it must be right first."""
         path = subject.folder / choice.arch / choice.file
         compiler = os.environ.get("CXX")
         variant = load_variant(subject.signature, choice.language, path=path, compiler=compiler)
         if fault := bench.verifier.check(variant):
             raise ValueError(fault)
-        return list(bench.calls(variant))
+        return bench.calls(variant)
 
     def _result(
-        self, label: str, outcome: list[Timing] | str, work: float, unit: str, note: str
+        self, label: str, outcome: list[Timing] | str, work: float, *, unit: str, note: str
     ) -> Result:
         if isinstance(outcome, str):
             return Result(label, None, note=outcome)
@@ -155,8 +162,6 @@ class Benchmark:
         about = [f"n={len(outcome)}", f"{outcome[0].regime} caches", outcome[0].method]
         if self._info.kind == "cpu":
             about.append(f"{torch.get_num_threads()} threads")
-        if label == "torch.compile":
-            about.append(f"mode {self._options.compile_mode}")
         about += [note] if note else []
         return Result(label, spread, work / spread.median_ms * 1e-6, unit, "; ".join(about))
 

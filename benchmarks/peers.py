@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,10 +11,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm
 
-from tuner.bench import Bench
+from tuner.bench import Bench, Call
 
-Call = Callable[[], object]
-Maker = Callable[[], list[Call]]
+Operation = Callable[[], object]
 
 COPY = "copy"
 
@@ -35,7 +34,7 @@ _BACKENDS = {
 
 def peers(
     bench: Bench, kernel: str, device: str, *, copied_bytes: float, compile_mode: str
-) -> dict[str, Maker]:
+) -> dict[str, Callable[[], list[Call]]]:
     """Return what makes each peer's calls, one for each set of buffers, by the peer's label.
 
     Args:
@@ -45,7 +44,8 @@ def peers(
         copied_bytes: What a copy should read and write together; 0 for no copy.
         compile_mode: Mode of `torch.compile`.
     """
-    makers: dict[str, Maker] = {bench.problem.RIVAL: bench.rival_calls}
+    makers: dict[str, Callable[[], Sequence[Operation]]] = {}
+    makers[bench.problem.RIVAL] = bench.rival_calls
     if device != "cpu":
         if kernel in _EXPRESSIONS:
             makers["torch.compile"] = partial(_compiled, bench, kernel, compile_mode)
@@ -58,7 +58,7 @@ def peers(
     return {label: partial(_prepared, maker, device) for label, maker in makers.items()}
 
 
-def _prepared(maker: Maker, device: str) -> list[Call]:
+def _prepared(maker: Callable[[], Sequence[Operation]], device: str) -> list[Call]:
     """Return a peer's calls after a first round, in which libraries compile and allocate."""
     with _capturing_stream(device):
         calls = [_keeping(call) for call in maker()]
@@ -67,7 +67,7 @@ def _prepared(maker: Maker, device: str) -> list[Call]:
     return calls
 
 
-def _keeping(call: Call) -> Call:
+def _keeping(call: Operation) -> Call:
     """Return a call that holds its result until the next: results rotate as our outputs do."""
     kept: list[object] = []
 
@@ -99,15 +99,15 @@ def _compile(expression: Callable[..., object], mode: str) -> Callable[..., Any]
     return torch.compile(expression, dynamic=False, mode=mode)
 
 
-def _compiled(bench: Bench, kernel: str, mode: str) -> list[Call]:
+def _compiled(bench: Bench, kernel: str, mode: str) -> list[Operation]:
     compiled = _compile(_EXPRESSIONS[kernel], mode)
     return [partial(compiled, **arguments) for arguments in bench.arguments()]
 
 
-def _compiled_rms_norm_backward(bench: Bench, mode: str) -> list[Call]:
+def _compiled_rms_norm_backward(bench: Bench, mode: str) -> list[Operation]:
     """Return the compiled backward pass of a compiled forward pass."""
     forward = _compile(_EXPRESSIONS["rms_norm"], mode)
-    calls: list[Call] = []
+    calls: list[Operation] = []
     # A backward pass that reuses the memory of what was saved can run only once.
     with torch._functorch.config.patch(donated_buffer=False):
         for arguments in bench.arguments():
@@ -121,21 +121,21 @@ def _compiled_rms_norm_backward(bench: Bench, mode: str) -> list[Call]:
     return calls
 
 
-def _with(backend: SDPBackend, bench: Bench) -> list[Call]:
+def _with(backend: SDPBackend, bench: Bench) -> list[Operation]:
     """Return the rival's calls with one backend of torch's attention, or raise its refusal."""
     with sdpa_kernel(backend):
         calls = bench.rival_calls()
 
-    def within(call: Call) -> object:
+    def within(call: Operation) -> object:
         with sdpa_kernel(backend):
             return call()
 
     return [partial(within, call) for call in calls]
 
 
-def _copies(bench: Bench, device: str, size: int) -> list[Call]:
+def _copies(bench: Bench, device: str, size: int) -> list[Operation]:
     """Return copies of so many bytes, between as many pairs of buffers as the bench has sets."""
-    calls: list[Call] = []
+    calls: list[Operation] = []
     for _ in bench.sets:
         source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
         calls.append(partial(target.copy_, source))

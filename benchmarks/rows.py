@@ -7,7 +7,7 @@ import datetime
 import importlib.metadata
 import io
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def _cells(result: Result) -> Mapping[str, str]:
+def _cells(result: Result) -> dict[str, str]:
     spread = result.spread
     numbers = {"rate": result.rate}
     for name in ("median_ms", "low_ms", "high_ms"):

@@ -11,8 +11,8 @@ from tuner import codec
 from tuner.files import replace
 from tuner.records import Measurement, Trial, UsageError, Value, Winner, Workload, format_value
 
-FORMATS = ("json", "csv", "vllm", "t4")
-"""The formats: winners (json, vllm) or all trials (csv, t4)."""
+FORMATS = ("json", "csv", "vllm", "t4", "optuna")
+"""The formats: winners (json, vllm) or all trials (csv, t4, optuna)."""
 
 SCHEMA_VERSION = 1
 T4_VERSION = "1.0.0"
@@ -43,8 +43,13 @@ def write(
     """
     if form not in FORMATS:
         raise UsageError(f"--format {form}: must be one of {', '.join(FORMATS)}")
-    if not (trials if form in ("csv", "t4") else winners):
+    if not (trials if form in ("csv", "t4", "optuna") else winners):
         raise UsageError(f"--format {form}: there is nothing to export; run `tune` first")
+    if form == "optuna":
+        from tuner.journal import write_journal  # optuna takes a second to import
+
+        write_journal(output, trials)
+        return [output]
     match form:
         case "json":
             files = {output: winners_json(winners)}

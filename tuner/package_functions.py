@@ -119,7 +119,8 @@ def functions_of(
     """Return the functions of a package, sorted by name.
 
     Each kernel has one; a kernel whose backward kernel is in the package has another that is
-    differentiable and hides what only the backward kernel needs.
+    differentiable and hides what only the backward kernel needs. Where both would have one name,
+    there is the second alone, whether or not its backward kernel is in the package.
 
     Args:
         kernels: Signature, summary and autograd section of each kernel by name.
@@ -131,14 +132,19 @@ def functions_of(
     functions = []
     for kernel, (signature, summary, autograd) in kernels.items():
         text = summary.strip().rstrip(".") + "."
-        functions.append(Function(kernel, kernel, signature, text, _names(signature.outputs)))
-        if autograd is None or autograd.backward not in kernels:
+        plain = Function(kernel, kernel, signature, text, _names(signature.outputs))
+        if autograd is None:
+            functions.append(plain)
             continue
-        check_backward(signature, kernels[autograd.backward][0], autograd)
-        note = "Differentiable once; the derivative of its derivative is refused."
-        functions.append(
-            Function(autograd.operation, kernel, signature, text, autograd.returns, note)
-        )
+        note = ""
+        if autograd.backward in kernels:
+            check_backward(signature, kernels[autograd.backward][0], autograd)
+            note = "Differentiable once; the derivative of its derivative is refused."
+        named = Function(autograd.operation, kernel, signature, text, autograd.returns, note)
+        if autograd.operation == kernel:
+            functions.append(named)
+        else:
+            functions += [plain, named] if note else [plain]
     names = [function.name for function in functions]
     for name in names:
         if names.count(name) > 1:

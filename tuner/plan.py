@@ -111,7 +111,8 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
         if _runs_on(kind, template)
         for dtype in template.dtypes
     }
-    for name in request.sets or (device_class(kind).starter,):
+    starter = device_class(kind).starter
+    for name in request.sets or (starter if starter in spec.workloads else "starter",):
         if name not in spec.workloads:
             if request.kernels:
                 known = ", ".join(spec.workloads)

@@ -191,11 +191,11 @@ def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> N
 
 
 @tune.command()
-@click.option("--format", "form", required=True, help="json, csv, vllm or t4.")
+@click.option("--format", "form", required=True, help="json, csv, vllm, t4 or optuna.")
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
 @store_option
 def export(form: str, output: Path, store: Path) -> None:
-    """Write winners (json, vllm) or trials (csv, t4) in a format that others read."""
+    """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
     from tuner.cli.commands import export_store
 
     export_store(form, store, output)

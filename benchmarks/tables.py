@@ -1,0 +1,146 @@
+"""Write the README's tables from the results: `python benchmarks/tables.py [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rows import read
+
+from tuner.files import replace
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+OURS = "tuner"
+NONE = "–"
+
+Row = Mapping[str, str]
+
+_LEGEND = (
+    "Medians; under a contender's name stands its time over ours: above 1, ours is faster. All "
+    "contenders of a row were timed in turn in one process by `benchmarks/`, and the rows with "
+    "intervals and notes are in `benchmarks/results/`."
+)
+
+
+def section(results: Path) -> str:
+    """Return the text between the markers, from every file of results."""
+    parts = [_LEGEND]
+    for path in sorted(results.glob("*.csv")):
+        rows = read(path)
+        for device in _distinct(rows, "device"):
+            parts += _device(path, device, [row for row in rows if row["device"] == device])
+    if len(parts) == 1:
+        parts = ["No results yet: `python benchmarks/kernels.py --output FILE` measures them."]
+    return "\n\n".join(parts)
+
+
+def with_section(readme: str, text: str) -> str:
+    """Return a README with another text between its markers.
+
+    Raises:
+        ValueError: It does not have each marker once, in order.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in after:
+        raise ValueError(f"the README must have {BEGIN} and {END}, once each and in this order")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def _device(path: Path, device: str, rows: Sequence[Row]) -> Iterator[str]:
+    versions = [
+        f"{name} {', '.join(found)}"
+        for name in ("torch", "triton")
+        if (found := [version for version in _distinct(rows, name) if version])
+    ]
+    about = [*versions, *_distinct(rows, "date"), f"`benchmarks/results/{path.name}`"]
+    yield f"**{device}** ({'; '.join(about)})"
+    for op in _distinct(rows, "op"):
+        yield _table(op, [row for row in rows if row["op"] == op])
+
+
+def _table(op: str, rows: Sequence[Row]) -> str:
+    """Return the table of one operation: a line per workload and one of geometric means."""
+    others = [name for name in _distinct(rows, "contender") if name != OURS]
+    has_rate = any(row["rate"] for row in rows)
+    lines = [[op, "ours", *(["rate"] if has_rate else []), *others]]
+    lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    for workload in _distinct(rows, "workload"):
+        by_name = {row["contender"]: row for row in rows if row["workload"] == workload}
+        ours = by_name.get(OURS, {})
+        line = [workload, _time(ours), *([_rate(ours)] if has_rate else [])]
+        for name in others:
+            ratio = _ratio(by_name.get(name, {}), ours)
+            line.append(NONE if ratio is None else f"{ratio:.2f}")
+            ratios[name] += [] if ratio is None else [ratio]
+        lines.append(line)
+    if len(lines) > 3:
+        means = [_geometric_mean(values) for values in ratios.values()]
+        blank = [""] * (len(lines[0]) - 1 - len(others))
+        lines.append(["geometric mean", *blank, *means])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _ratio(theirs: Row, ours: Row) -> float | None:
+    if not (theirs.get("median_ms") and ours.get("median_ms")):
+        return None
+    return float(theirs["median_ms"]) / float(ours["median_ms"])
+
+
+def _geometric_mean(values: Sequence[float]) -> str:
+    if not values:
+        return NONE
+    return f"{math.exp(sum(map(math.log, values)) / len(values)):.2f}"
+
+
+def _time(row: Row) -> str:
+    if not row.get("median_ms"):
+        return NONE
+    return _scaled(float(row["median_ms"]) * 1e-3, "s", ((1.0, ""), (1e-3, "m"), (1e-6, "µ")))
+
+
+def _rate(row: Row) -> str:
+    if not row.get("rate"):
+        return NONE
+    rate, unit = float(row["rate"]), row["unit"]
+    if unit.startswith("G"):
+        return _scaled(rate * 1e9, unit[1:], ((1e12, "T"), (1e9, "G")))
+    return f"{rate:.3g} {unit}"
+
+
+def _scaled(value: float, unit: str, scales: Sequence[tuple[float, str]]) -> str:
+    """Return a value with three digits, in the first unit of which it has at least one."""
+    scale, prefix = next((item for item in scales if value >= item[0]), scales[-1])
+    digits = max(0, 2 - max(0, math.floor(math.log10(value / scale))))
+    return f"{value / scale:.{digits}f} {prefix}{unit}"
+
+
+def _distinct(rows: Sequence[Row], name: str) -> list[str]:
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], object] = print) -> int:
+    """Write or check the README; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether it is stale")
+    parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    old = options.readme.read_text(encoding="utf-8")
+    new = with_section(old, section(options.results))
+    if options.check and new != old:
+        say(f"{options.readme} is stale: run `python benchmarks/tables.py`")
+        return 1
+    replace(options.readme, new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

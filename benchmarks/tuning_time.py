@@ -1,0 +1,247 @@
+"""Time to tune matmul, beside `triton.autotune` over the same configurations of the same kernel.
+
+Both start with an empty cache of binaries, torch imported and the device in use. The two picks are
+then timed beside torch.matmul in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotuned import autotune, autotuned_source
+from contest import Contest, reason, summary
+from rows import Result, ResultsFile, Spread
+
+from tuner import codec, finals
+from tuner.ahead import choose
+from tuner.catalog import Catalog, device_class, split_device
+from tuner.cli.devices import jobs_or_cores, workers_for
+from tuner.plan import subject_of
+from tuner.race import RaceResult
+from tuner.records import Candidate, Measurement, Outcome, Rejection, TunerError
+from tuner.render import Renderer
+from tuner.space import load_space
+from tuner.study import Subject
+from tuner.template import ITEMSIZES
+from tuner.worker import Lethal, Workers
+
+KERNEL, TEMPLATE = "matmul", "triton"
+AUTOTUNE = "triton.autotune"
+
+FINALISTS = 5
+FINAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a tuner picked, and what that took.
+
+    Attributes:
+        picked: The candidate; None if the tuner failed.
+        seconds: From the first source to the pick.
+        note: What the time went into, or why it failed.
+    """
+
+    picked: Candidate | None
+    seconds: float
+    note: str
+
+    def result(self, label: str, count: int) -> Result:
+        """Return its row, given the number of candidates."""
+        if self.picked is None:
+            return Result(label, None, note=self.note)
+        spread = Spread(*[self.seconds * 1e3] * 3)
+        return Result(label, spread, count / self.seconds, "candidates/s", self.note)
+
+
+class Engine:
+    """The tuner's own parts over given candidates: compile ahead, verify, time, race the best.
+
+    Args:
+        subject: The workload.
+        renderer: Renders the candidates.
+        workers: The children.
+    """
+
+    def __init__(self, subject: Subject, renderer: Renderer, workers: Workers) -> None:
+        self._subject, self._renderer, self._workers = subject, renderer, workers
+
+    def tune(self, candidates: Sequence[Candidate]) -> Tuned:
+        """Return the best of the candidates, of which the first is the default."""
+        start_s = time.perf_counter()
+        timed = {
+            candidate: outcome.median_ms
+            for candidate, outcome in self._outcomes(candidates)
+            if isinstance(outcome, Measurement)
+        }
+        search_s = time.perf_counter() - start_s
+        best = sorted(timed, key=lambda candidate: timed[candidate])[:FINALISTS]
+        picked = self._final(list(dict.fromkeys([candidates[0], *best])))
+        return Tuned(
+            picked,
+            time.perf_counter() - start_s,
+            f"{len(timed)} of {len(candidates)} verified and timed in {search_s:.1f} s, which is "
+            f"{len(candidates) / search_s:.1f} candidates/s; the rest is a final of {FINAL_S:g} s",
+        )
+
+    def _outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
+        task, best_ms = self._subject.task, None
+        sources = {item: self._subject.render(self._renderer, item) for item in candidates}
+        futures = {item: self._workers.compile(task, source) for item, source in sources.items()}
+        for candidate, future in futures.items():
+            outcome: Outcome
+            try:
+                compiled = future.result()
+                outcome = (
+                    compiled
+                    if isinstance(compiled, Rejection)
+                    else self._workers.evaluate(
+                        task, sources[candidate], compiled, give_up_ms=best_ms
+                    )
+                )
+            except Lethal as lethal:
+                outcome = lethal.rejection
+            if isinstance(outcome, Measurement):
+                best_ms = min(best_ms or outcome.median_ms, outcome.median_ms)
+            yield candidate, outcome
+
+    def _final(self, finalists: Sequence[Candidate]) -> Candidate:
+        labels = {str(candidate): candidate for candidate in finalists}
+        sources = [
+            (label, self._subject.render(self._renderer, candidate))
+            for label, candidate in labels.items()
+        ]
+        reply = self._workers.race(self._subject.task, sources, budget_s=FINAL_S, seed=0)
+        if "race" not in reply:
+            raise TunerError(f"the final was rejected: {reply}")
+        result = codec.from_json(RaceResult, reply["race"])
+        return labels[finals.pick(result, lambda _: (0.0,)).winner]
+
+
+class Peer:
+    """What is measured in this process: `triton.autotune`, and the picks beside the rival.
+
+    Args:
+        subject: The workload.
+        renderer: Renders the candidates.
+        device: Name of the device.
+        folder: For files.
+    """
+
+    def __init__(self, subject: Subject, renderer: Renderer, *, device: str, folder: Path) -> None:
+        from tuner.bench import Bench  # loads torch, which the engine's parent does without
+        from tuner.clock import Clock
+
+        kind, index = split_device(device)
+        place = device_class(kind)(index)
+        place.info()  # makes it the current device
+        self._clock = Clock(place)
+        self._clock.calibrate(place.empty_call())
+        self._subject, self._renderer, self._folder = subject, renderer, folder
+        self._bench = Bench(
+            subject.spec.signature,
+            subject.task.problem,
+            workload=subject.task.workload,
+            device=place,
+            clock=self._clock,
+        )
+
+    def tune(self, candidates: Sequence[Candidate]) -> Tuned:
+        """Return what `triton.autotune` picks from the candidates."""
+        general = next(item for item in candidates if dict(item.parameters)["GROUP_M"] != 1)
+        text = autotuned_source(self._subject.render(self._renderer, general), candidates)
+        tensors = list(self._bench.sets[0].values())
+        try:
+            picked, seconds = autotune(text, candidates, tensors, self._folder)
+        except Exception as error:
+            return Tuned(None, 0.0, reason(error))
+        return Tuned(picked, seconds, f"one call over {len(candidates)}; nothing is verified")
+
+    def picked(self, picks: Mapping[str, Candidate]) -> Iterator[Result]:
+        """Yield the time of each pick and of the rival, measured in turn."""
+        rival = self._bench.problem.RIVAL
+        contenders: dict[str, Any] = {}
+        for label, candidate in picks.items():
+            contenders[label] = self._calls(candidate)
+        contenders[rival] = self._bench.rival_calls()
+        outcomes = Contest(self._clock, 0.5, 3, 0.0).hold(contenders)
+        workload = self._subject.task.workload
+        itemsize = ITEMSIZES[workload.dtype]
+        flops, _ = self._bench.problem.cost(dict(workload.dims), {}, itemsize)
+        for label, outcome in outcomes.items():
+            note = str(picks.get(label, ""))
+            if isinstance(outcome, str):
+                yield Result(label, None, note=f"{outcome}; {note}")
+                continue
+            spread = summary(outcome)
+            yield Result(label, spread, flops / spread.median_ms * 1e-6, "GFLOP/s", note)
+
+    def _calls(self, candidate: Candidate) -> Any:
+        from tuner.runtime.variant import load_variant
+
+        source = self._subject.render(self._renderer, candidate)
+        path = self._folder / f"{source.sha256}.py"
+        path.write_text(source.text, encoding="utf-8")
+        variant = load_variant(self._subject.spec.signature, source.language, path=path)
+        if fault := self._bench.verifier.check(variant):
+            raise TunerError(f"{candidate}: {fault}")
+        return self._bench.calls(variant)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Measure both tuners and write the results."""
+    catalog = Catalog()
+    renderer = Renderer(catalog.template_folders)
+    spec = load_space(catalog.space_path(KERNEL))
+    workload = spec.workload(options.workload)
+    jobs = jobs_or_cores(options.jobs)
+    with workers_for(options.device, folder / "store", dict(os.environ), jobs=jobs) as workers:
+        info = workers.info()
+        task = subject_of(catalog, info, spec, workload).task
+        limits = dict(info.limits)
+        feasible = spec.feasible(limits, info.kind, workload.dtype, only=[TEMPLATE])
+        subject = Subject(spec, task, feasible)
+        candidates = choose(feasible, options.configurations, options.seed)
+        ours = Engine(subject, renderer, workers).tune(candidates)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "autotune")
+    peer = Peer(subject, renderer, device=options.device, folder=folder)
+    tuned = {"tuner": ours, AUTOTUNE: peer.tune(candidates)}
+    picks = {label: item.picked for label, item in tuned.items() if item.picked is not None}
+    count = len(candidates)
+    output = ResultsFile(options.output, info.name)
+    for op, results in (
+        (
+            f"matmul: tuning over {count} configurations, {jobs} jobs",
+            [item.result(label, count) for label, item in tuned.items()],
+        ),
+        (f"matmul: the pick from {count} configurations", list(peer.picked(picks))),
+    ):
+        output.replace(op, str(workload), results)
+        print(op, workload, *results, sep="\n  ")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workload", default="M=4096,N=4096,K=4096,dtype=bfloat16")
+    parser.add_argument("--configurations", type=int, default=64)
+    parser.add_argument("--jobs", type=int, help="all cores if left out")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--output", type=Path, required=True, help="CSV file to write or extend")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
