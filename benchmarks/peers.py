@@ -26,9 +26,9 @@ _EXPRESSIONS: Mapping[str, Callable[..., object]] = {
 """What `torch.compile` is given: the rivals of the problems write to memory of their own."""
 
 _BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "torch flash": SDPBackend.FLASH_ATTENTION,
+    "torch cudnn": SDPBackend.CUDNN_ATTENTION,
+    "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 
 

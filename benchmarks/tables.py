@@ -22,9 +22,9 @@ NONE = "–"
 Row = Mapping[str, str]
 
 _LEGEND = (
-    "Medians; under a contender's name stands its time over ours: above 1, ours is faster. All "
-    "contenders of a row were timed in turn in one process by `benchmarks/`, and the rows with "
-    "intervals and notes are in `benchmarks/results/`."
+    "Medians; under a contender's name stands its time over ours: above 1, ours is faster. The "
+    "scripts in `benchmarks/` measured everything that stands in one row in one run; intervals "
+    "and notes are in `benchmarks/results/`."
 )
 
 

@@ -28,6 +28,7 @@ class FeasibleSet:
         keys: Every key in ascending order, or None when they are too many to list.
         exact: Whether the length was counted; otherwise it is an estimate.
         features: Names of the model's features: ``template``, then ``TEMPLATE.PARAMETER``.
+        choices: The values of each feature.
     """
 
     def __init__(self, templates: Sequence[TemplateSet]) -> None:
@@ -49,10 +50,13 @@ class FeasibleSet:
         if all(part.keys is not None for part in templates):
             parts = zip(templates, self._offsets, strict=False)
             self.keys = np.concatenate([part.keys + start for part, start in parts])
-        self.features = (
-            "template",
-            *(f"{part.spec.name}.{name}" for part in templates for name in part.names),
-        )
+        names = ["template"]
+        choices: list[tuple[Value, ...]] = [tuple(part.spec.name for part in templates)]
+        for part in templates:
+            names += [f"{part.spec.name}.{name}" for name, _ in part.spec.parameters]
+            choices += [values for _, values in part.spec.parameters]
+        self.features: tuple[str, ...] = tuple(names)
+        self.choices: tuple[tuple[Value, ...], ...] = tuple(choices)
 
     def __len__(self) -> int:
         """Return the number of feasible candidates, an estimate unless `exact`."""
@@ -152,18 +156,11 @@ class FeasibleSet:
         return codes
 
     def coordinates(self, keys: Keys) -> Coordinates:
-        """Return an ordinal coordinate per feature, scaled to 0..1: [count, features].
-
-        Positive numbers that span more than a factor of 4 are on a logarithmic scale; strings
-        and booleans are at the positions of their values; what a template lacks is at `ABSENT`.
-        """
-        codes = self.codes(keys)
-        scales = [_scale(range(len(self.templates)))]
-        for part in self.templates:
-            scales += [_scale(values) for _, values in part.spec.parameters]
-        # The code -1 picks the last entry.
+        """Return the coordinate of each feature, `ABSENT` if there is none: [count, features]."""
+        # The code -1 of what is absent picks the last entry.
         columns = [
-            np.append(scale, ABSENT)[column] for scale, column in zip(scales, codes.T, strict=True)
+            np.append(scaled(values), ABSENT)[column]
+            for values, column in zip(self.choices, self.codes(keys).T, strict=True)
         ]
         return np.stack(columns, axis=1)
 
@@ -173,8 +170,12 @@ class FeasibleSet:
             yield part, start, (keys >= start) & (keys < end)
 
 
-def _scale(values: Sequence[Value]) -> NDArray[np.float64]:
-    """Return the coordinate of each of a parameter's values."""
+def scaled(values: Sequence[Value]) -> NDArray[np.float64]:
+    """Return a coordinate between 0 and 1 for each of a feature's values.
+
+    Positive numbers that span more than a factor of 4 are on a logarithmic scale; strings and
+    booleans are at their positions.
+    """
     if any(isinstance(value, str | bool) for value in values):
         numbers = np.arange(len(values), dtype=float)
     else:

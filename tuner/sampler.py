@@ -1,75 +1,168 @@
-"""Provisional: random feasible candidates (to be replaced by the search helper's sampler)."""
+"""The search as an Optuna sampler: proposes feasible candidates only, none twice."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import Trial as OptunaTrial
 
 from tuner.feasible import FeasibleSet
-from tuner.records import Candidate, Measurement, Trial
+from tuner.records import Candidate, Measurement, Trial, Value
+from tuner.search import Search
+
+_TEMPLATE = "template"
+_FIXED = "fixed_params"
+"""Where Optuna keeps the parameters of an enqueued trial."""
 
 
-class FeasibleSampler(optuna.samplers.RandomSampler):
-    """Random."""
+class FeasibleSampler(BaseSampler):
+    """Samples the feasible set of a kernel.
 
-    def __init__(self, feasible: FeasibleSet, seed: int = 0) -> None:
-        super().__init__(seed)
-        self.generator = np.random.default_rng(seed)
-        self.seen: set[Candidate] = set()
+    A study's parameters are ``template`` and, for each parameter of that template,
+    ``TEMPLATE.PARAMETER``; its value is the time, which is minimised. Trials in the state PRUNED
+    count as failures that are learnt from; those that run or wait are not proposed again.
+    """
+
+    def __init__(self, feasible: FeasibleSet, seed: int | None = None) -> None:
+        """Start knowing nothing; what a study knows is read from its trials.
+
+        Args:
+            feasible: What may be proposed.
+            seed: Seed of everything random.
+        """
+        self._feasible = feasible
+        self._space = distributions(feasible)
+        self._independent = RandomSampler(seed)
+        self.reseed_rng() if seed is None else self._restart(seed)
+
+    def reseed_rng(self) -> None:
+        """Draw a new seed, as parallel workers that share a study must."""
+        self._independent.reseed_rng()
+        self._restart(int(np.random.default_rng().integers(1 << 32)))
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the distributions of every template's parameters.
+
+        Raises:
+            ValueError: If the study does not minimise one value.
+        """
+        del trial
+        if study.directions != [StudyDirection.MINIMIZE]:
+            raise ValueError(f"the study must minimise one value, but got {study.directions}")
+        return dict(self._space)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the parameters of the next candidate: those of its template alone.
+
+        An enqueued trial keeps its own. The result is empty when every candidate was tried.
+        """
+        if not search_space.keys() >= self._space.keys():
+            return {}
+        if self._key(trial) is not None:
+            return dict(trial.system_attrs[_FIXED])
+        outcomes: dict[int, float | None] = {}
+        running = []
+        for other in study.get_trials(deepcopy=False):
+            key = self._key(other) if other.number != trial.number else None
+            if key is None:
+                continue
+            if not other.state.is_finished():
+                running.append(key)
+            elif other.state == TrialState.COMPLETE:
+                outcomes[key] = other.value
+            elif other.state == TrialState.PRUNED:
+                outcomes[key] = None
+        key = self._search.propose(outcomes, running)
+        return {} if key is None else as_params(self._feasible.candidate(key))
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Return a random value of a parameter that is not the feasible set's."""
+        self.infer_relative_search_space(study, trial)
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def _restart(self, seed: int) -> None:
+        self._search = Search(self._feasible, seed)
+
+    def _key(self, trial: FrozenTrial) -> int | None:
+        """Return the key of a trial's candidate, None for a trial of something else."""
+        params = trial.params or trial.system_attrs.get(_FIXED, {})
+        try:
+            return self._feasible.key(from_params(params))
+        except KeyError:
+            return None
 
 
-def distributions(feasible: FeasibleSet) -> dict[str, Any]:
-    """Return them."""
-    Choice = optuna.distributions.CategoricalDistribution
-    names = [part.spec.name for part in feasible.templates]
-    found: dict[str, Any] = {"template": Choice(names)}
-    for part in feasible.templates:
-        for name, values in part.spec.parameters:
-            found[f"{part.spec.name}.{name}"] = Choice(values)
-    return found
+def distributions(feasible: FeasibleSet) -> dict[str, CategoricalDistribution]:
+    """Return the distribution of ``template`` and of every ``TEMPLATE.PARAMETER``."""
+    return {
+        name: CategoricalDistribution(values)
+        for name, values in zip(feasible.features, feasible.choices, strict=True)
+    }
 
 
-def as_params(candidate: Candidate) -> dict[str, Any]:
-    """Return params."""
+def as_params(candidate: Candidate) -> dict[str, Value]:
+    """Return a candidate as a trial's parameters."""
     values = {f"{candidate.template}.{name}": value for name, value in candidate.parameters}
-    return {"template": candidate.template, **values}
+    return {_TEMPLATE: candidate.template, **values}
 
 
 def from_params(params: dict[str, Any]) -> Candidate:
-    """Return candidate."""
-    values = {name.split(".", 1)[1]: value for name, value in params.items() if "." in name}
-    return Candidate.of(params["template"], values)
+    """Return the candidate that a trial's parameters stand for.
+
+    Raises:
+        KeyError: If they name no template.
+    """
+    prefix = f"{params[_TEMPLATE]}."
+    values = {
+        name.removeprefix(prefix): value
+        for name, value in params.items()
+        if name.startswith(prefix)
+    }
+    return Candidate.of(params[_TEMPLATE], values)
 
 
-def ask(study: Any, feasible: FeasibleSet) -> tuple[Any, Candidate]:
-    """Ask."""
-    waiting = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.WAITING])
-    if waiting:
-        candidate = from_params(waiting[0].system_attrs["fixed_params"])
-    else:
-        for _ in range(50):
-            candidate = feasible.candidate(int(feasible.sample(1, study.sampler.generator)[0]))
-            if candidate not in study.sampler.seen:
-                break
-    study.sampler.seen.add(candidate)
+def ask(study: Study, feasible: FeasibleSet) -> tuple[OptunaTrial, Candidate] | None:
+    """Return a new trial and its candidate, or None when every candidate was tried.
+
+    Args:
+        study: A study with a :class:`FeasibleSampler`; what it has enqueued comes first.
+        feasible: The sampler's feasible set.
+    """
+    space = distributions(feasible)
     trial = study.ask()
-    for name, distribution in distributions(feasible).items():
-        if name in as_params(candidate):
-            trial.set_user_attr(name, as_params(candidate)[name])
-    return trial, candidate
+    if not trial.relative_params:
+        study.tell(trial, state=TrialState.FAIL)
+        return None
+    template = trial.suggest_categorical(_TEMPLATE, space[_TEMPLATE].choices)
+    for name, distribution in space.items():
+        if name.startswith(f"{template}."):
+            trial.suggest_categorical(name, distribution.choices)
+    return trial, from_params(trial.params)
 
 
-def frozen_trial(feasible: FeasibleSet, trial: Trial) -> Any:
-    """Return it."""
+def frozen_trial(feasible: FeasibleSet, trial: Trial) -> FrozenTrial:
+    """Return a stored trial as one of Optuna's, to be added to a study."""
     params = as_params(trial.candidate)
-    every = distributions(feasible)
+    space = distributions(feasible)
     timed = isinstance(trial.outcome, Measurement)
-    State = optuna.trial.TrialState
-    return optuna.trial.create_trial(
+    return create_trial(
         params=params,
-        distributions={name: every[name] for name in params},
+        distributions={name: space[name] for name in params},
         value=trial.outcome.median_ms if isinstance(trial.outcome, Measurement) else None,
-        state=State.COMPLETE if timed else State.PRUNED,
+        state=TrialState.COMPLETE if timed else TrialState.PRUNED,
     )

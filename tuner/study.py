@@ -220,9 +220,7 @@ class Study:
             future = self._session.workers.compile(self._subject.task, source)
         return _Pending(asked, candidate, source, future, time.monotonic())
 
-    def _settle(
-        self, item: _Pending, outcome: Outcome, report: Callable[[Trial], None]
-    ) -> None:
+    def _settle(self, item: _Pending, outcome: Outcome, report: Callable[[Trial], None]) -> None:
         trial = self._session.store.add_trial(
             self._subject.task.workload,
             item.candidate,

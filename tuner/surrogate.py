@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
+from tuner.feasible import ABSENT, scaled
 from tuner.records import Value
 
 Array = NDArray[np.float64]
+_Real = TypeVar("_Real", np.float32, np.float64)
+
 Codes = NDArray[np.int16]
 """Positions of values among their feature's values, -1 where absent: [count, features]."""
 
 _JITTER = 1e-6
 _NOISE = (math.log(1e-3), math.log(1e-2), math.log(0.5))
 """Least, expected and most standard deviation of the noise in units of the values', as logs."""
+
+_ORDER_WEIGHT, _CHOICE_WEIGHT, _ALIGNMENT_WEIGHT = 3.0, 1.0, 2.0
+"""Expected weights of a feature's distances, before division by the root of the features."""
+
+_PRIOR_SD = 0.5
+"""How far the logarithm of a weight is expected to be from the prior's."""
 
 _ITERATIONS = 15
 
@@ -167,6 +177,27 @@ class Posterior:
             self._projected = more
 
 
+def _distances(values: Sequence[Value]) -> Iterator[tuple[Array, float]]:
+    """Yield squared distances between a feature's values and absence, with expected weights."""
+    count = len(values)
+    choice = 1.0 - np.eye(count + 1)
+    if count < 3 or any(isinstance(value, str | bool) for value in values):
+        yield choice, _ORDER_WEIGHT
+        return
+    yield _squared_differences(scaled(values)), _ORDER_WEIGHT
+    yield choice, _CHOICE_WEIGHT
+    whole = [value for value in values if isinstance(value, int) and value > 0]
+    if len(whole) == count and any(value & (value - 1) for value in whole):
+        # The exponent of 2 in each value; were all powers of two, it would be their order.
+        exponents = [(value & -value).bit_length() - 1 for value in whole]
+        yield _squared_differences(scaled(exponents)), _ALIGNMENT_WEIGHT
+
+
+def _squared_differences(places: Array) -> Array:
+    places = np.append(places, ABSENT)
+    return (places[:, None] - places[None]) ** 2
+
+
 def fit(kernel: Kernel, codes: Codes, values: Array, start: Scales) -> Scales:
     """Return the most probable scales given some values.
 
@@ -213,9 +244,10 @@ def fit(kernel: Kernel, codes: Codes, values: Array, start: Scales) -> Scales:
     return Scales(found.x[:-1], float(found.x[-1]))
 
 
-def _matern(squared: NDArray[np.floating]) -> NDArray[np.floating]:
+def _matern(squared: NDArray[_Real]) -> NDArray[_Real]:
     scaled = np.sqrt(5 * squared + 1e-12)
-    return (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
+    correlation: NDArray[_Real] = (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
+    return correlation
 
 
 def _matern_slope(squared: Array) -> Array:

@@ -225,9 +225,7 @@ class Workers:
             return codec.from_json(Rejection, reply["rejection"])
         return Compiled(reply["compile_s"], codec.from_json(Resources, reply["resources"]))
 
-    def _measure(
-        self, task: Task, message: dict[str, Any], *, timeout_s: float
-    ) -> dict[str, Any]:
+    def _measure(self, task: Task, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Ask the measuring child about a variant of a task that it was prepared for."""
         if self._measuring is None or self._prepared != task:
             self._ask(task.message("prepare"), timeout_s=_START_TIMEOUT_S)

@@ -21,7 +21,7 @@ from tuner.cli.devices import (
     resolve_device,
     workers_for,
 )
-from tuner.cli.display import Progress, kernel_tables, results_table
+from tuner.cli.display import Progress, kernel_tables, make_console, results_table
 from tuner.freeze import freeze
 from tuner.plan import Request, frozen_kernel, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
@@ -54,7 +54,7 @@ class RunOptions:
 
 def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     """Tune, freeze, verify what was frozen, and print; return the exit status."""
-    console = Console(stderr=options.as_json, highlight=False)
+    console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
     request = Request(options.kernels, options.workloads, options.sets)
@@ -178,7 +178,7 @@ def show_kernel(
     except UsageError as error:
         click.echo(f"nothing is feasible on {info.name}: {error}", err=True)
         feasible = None
-    console = Console(highlight=False)
+    console = make_console()
     for table in kernel_tables(spec, feasible):
         console.print(table)
 

@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from tuner.study import Study
 
 
+_PLAIN_WIDTH = 160
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return where to print; output that goes to no terminal is wide enough for a table's row."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PLAIN_WIDTH)
+    return console
+
+
 class Progress:
     """Shows a run: one moving line in a terminal, plain lines where the output is none.
 
@@ -118,9 +129,9 @@ def results_table(
     results: Sequence[Winner | Failure], outcomes: dict[Workload, Counter[str]]
 ) -> Table:
     """Return the table at the end of a run."""
-    table = Table(title="Winners", show_lines=True)
+    table = Table(title="Winners", caption="gain: default / winner; against rival: rival / winner")
     for heading in ("workload", "default", "winner", "gain", "rival", "against rival", "trials"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("gain", "against rival"))
     for result in results:
         counts = outcomes.get(result.workload, Counter())
         trials = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
@@ -135,7 +146,7 @@ def results_table(
         table.add_row(
             name,
             f"{result.default_measurement.median_ms:.4g} ms",
-            f"{result.measurement.median_ms:.4g} ms {result.candidate}",
+            f"{result.measurement.median_ms:.4g} ms {result.candidate.template}",
             spell_interval(result.gain),
             rival,
             ratio,

@@ -1,0 +1,159 @@
+"""The benchmark scripts on small inputs, and the README's tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import KERNELS, ROOT
+from frozen import TEMPLATES, Project
+from simulated import Machine
+
+from tuner.catalog import Catalog
+from tuner.clock import Clock
+from tuner.freeze import freeze
+from tuner.plan import frozen_kernel
+from tuner.records import Candidate, Workload
+from tuner.render import Renderer
+from tuner.space import load_space
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import autotuned
+import contest
+import host_overhead
+import kernels
+import rows
+import tables
+from rows import Result, ResultsFile, Spread
+
+SMALL = "N=1000,dtype=float32"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """Freeze the kernel of tests/kernels, its default and another variant of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it: this restores it
+    catalog = Catalog([KERNELS])
+    spec = load_space(catalog.space_path("scale"))
+    renderer = Renderer(catalog.template_folders)
+    default = spec.templates[0].default
+    best = Candidate.of("cpu", {**dict(default.parameters), "WASTE": 0})
+    winner = dataclasses.replace(
+        Project(tmp_path / "project").winner(),
+        workload=Workload("scale", (("N", 1000),), "float32"),
+        candidate=best,
+        default_candidate=default,
+        source=renderer.render("scale", "cpp", best),
+        default=renderer.render("scale", "cpp", default),
+    )
+    output = tmp_path / "frozen_for_benchmarks"
+    freeze([winner], [frozen_kernel(catalog, spec)], output, templates=TEMPLATES)
+    return output
+
+
+def test_the_readme_has_the_tables_of_the_results():
+    assert tables.main(["--check"]) == 0
+
+
+def test_a_stale_readme_is_found_and_rewritten(tmp_path):
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    file = ResultsFile(results / "cpu.csv", "Some CPU")
+    for workload, ours, theirs in (("N=1", 2.0, 1.0), ("N=2", 1.0, 8.0)):
+        measured = [Result("tuner", Spread(ours, ours, ours), 1500.0, "GFLOP/s")]
+        measured += [Result("torch.mul", Spread(theirs, theirs, theirs)), Result("copy", None)]
+        file.replace("scale", workload, measured)
+    options = ["--readme", str(readme), "--results", str(results)]
+    assert tables.main([*options, "--check"]) == 1
+    assert tables.main(options) == 0
+    assert tables.main([*options, "--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| N=1 | 2.00 ms | 1.50 TFLOP/s | 0.50 | – |" in text
+    assert "| geometric mean |  |  | 2.00 | – |" in text
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(ValueError, match="must have <!-- results -->"):
+        tables.with_section("no markers", "text")
+
+
+def test_a_workloads_rows_replace_those_of_an_earlier_run(tmp_path):
+    path = tmp_path / "rows.csv"
+    ResultsFile(path, "A").replace("scale", "N=1", [Result("tuner", Spread(1.0, 0.9, 1.1))])
+    ResultsFile(path, "A").replace("scale", "N=2", [Result("tuner", Spread(2.0, 1.9, 2.1))])
+    ResultsFile(path, "A").replace("scale", "N=1", [Result("tuner", None, note="broke\ndown")])
+    found = [(row["workload"], row["median_ms"], row["note"]) for row in rows.read(path)]
+    assert found == [("N=2", "2", ""), ("N=1", "", "broke down")]
+    assert path.read_text().splitlines()[0] == ",".join(rows.COLUMNS)
+    path.write_text("run,time\n")
+    with pytest.raises(ValueError, match="the columns are"):
+        rows.read(path)
+
+
+def test_a_contest_keeps_the_ratio_of_times_that_drift():
+    machine = Machine(noise=0.01, drift=lambda time_s: 1 + 0.2 * time_s)
+    clock = Clock(machine, now=machine.now)
+    calls = {label: [machine.kernel(true_s)] for label, true_s in (("a", 2e-3), ("b", 3e-3))}
+    calls["nothing"] = [lambda: None]
+    found = contest.Contest(clock, 0.5, 3, 0.01).hold(calls)
+    assert "BelowFloor" in found["nothing"]
+    ratio = contest.summary(found["b"]).median_ms / contest.summary(found["a"]).median_ms
+    assert ratio == pytest.approx(1.5, rel=0.02)
+    assert len(found["a"]) == 3
+
+
+def test_a_package_is_measured_beside_its_peers(package, tmp_path):
+    output = tmp_path / "cpu.csv"
+    arguments = ["--package", str(package), "--kernels", str(KERNELS), "--set", "small"]
+    arguments += ["--output", str(output), "--seconds", "0.02", "--repeats", "1"]
+    assert kernels.main(arguments) == 0
+    found = {row["contender"]: row for row in rows.read(output)}
+    assert list(found) == ["tuner", "default", "torch.mul", "copy"]
+    assert {row["workload"] for row in found.values()} == {SMALL}
+    assert all(float(row["median_ms"]) > 0 and row["unit"] == "GB/s" for row in found.values())
+    assert "exact cpu_" in found["tuner"]["note"]
+
+
+def test_a_variant_that_is_wrong_is_a_row_with_the_reason(package, tmp_path):
+    output = tmp_path / "cpu.csv"
+    for path in package.glob("scale/*/cpu_*.cpp"):
+        path.write_text(path.read_text().replace("int64_t i = 0", "int64_t i = 1"))
+    arguments = ["--package", str(package), "--kernels", str(KERNELS), "--set", "small"]
+    arguments += ["--output", str(output), "--seconds", "0.02", "--repeats", "1"]
+    assert kernels.main(arguments) == 1
+    found = {row["contender"]: row for row in rows.read(output)}
+    assert found["tuner"]["median_ms"] == ""
+    assert "y[0] is nan but must be" in found["tuner"]["note"]
+    assert found["torch.mul"]["median_ms"] != ""
+
+
+def test_the_host_time_of_a_call_is_measured_beside_a_call_by_hand(package, tmp_path):
+    output = tmp_path / "host.csv"
+    arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]
+    assert host_overhead.main([*arguments, "--rounds", "6", "--first-call"]) == 0
+    assert [row["contender"] for row in rows.read(output)] == [
+        *("tuner", "by hand", "torch.ops", "torch")
+    ]
+
+
+def test_the_autotuned_matmul_is_the_template(tmp_path):
+    catalog = Catalog()
+    default = load_space(catalog.space_path("matmul")).template("triton").default
+    source = Renderer(catalog.template_folders).render("matmul", "triton", default)
+    path = tmp_path / "autotuned_matmul.py"
+    path.write_text(autotuned.autotuned_source(source, [default]))
+    check = (
+        "import torch; from autotuned_matmul import matmul;"
+        "a, b, c = torch.randn(70, 33), torch.randn(33, 40), torch.empty(70, 40);"
+        "matmul(a, b, c); torch.testing.assert_close(c, a @ b, rtol=1e-4, atol=1e-4)"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
