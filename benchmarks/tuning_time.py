@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,16 @@ from tuner.catalog import Catalog, device_class, split_device
 from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.plan import subject_of
 from tuner.race import RaceResult
-from tuner.records import Candidate, Measurement, Outcome, Rejection, TunerError
+from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, TunerError
 from tuner.render import Renderer
 from tuner.space import load_space
 from tuner.study import Subject
 from tuner.template import ITEMSIZES
-from tuner.worker import Lethal, Workers
+from tuner.worker import Compiled, Lethal, Workers
 
-KERNEL, TEMPLATE = "matmul", "triton"
-AUTOTUNE = "triton.autotune"
+KERNEL, TEMPLATE, AUTOTUNE = "matmul", "triton", "triton.autotune"
 
-FINALISTS = 5
-FINAL_S = 2.0
+FINALISTS, FINAL_S = 5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,13 @@ class Tuned:
     Attributes:
         picked: The candidate; None if the tuner failed.
         seconds: From the first source to the pick.
+        search_s: The part of it until the last candidate was timed.
         note: What the time went into, or why it failed.
     """
 
     picked: Candidate | None
     seconds: float
+    search_s: float
     note: str
 
     def result(self, label: str, count: int) -> Result:
@@ -59,7 +60,7 @@ class Tuned:
         if self.picked is None:
             return Result(label, None, note=self.note)
         spread = Spread(*[self.seconds * 1e3] * 3)
-        return Result(label, spread, count / self.seconds, "candidates/s", self.note)
+        return Result(label, spread, count / self.search_s, "candidates/s", self.note)
 
 
 class Engine:
@@ -88,8 +89,9 @@ class Engine:
         return Tuned(
             picked,
             time.perf_counter() - start_s,
-            f"{len(timed)} of {len(candidates)} verified and timed in {search_s:.1f} s, which is "
-            f"{len(candidates) / search_s:.1f} candidates/s; the rest is a final of {FINAL_S:g} s",
+            search_s,
+            f"{len(timed)} of {len(candidates)} verified and timed in {search_s:.1f} s, then a "
+            f"final of {FINAL_S:g} s between the best {FINALISTS}",
         )
 
     def _outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
@@ -97,21 +99,22 @@ class Engine:
         sources = {item: self._subject.render(self._renderer, item) for item in candidates}
         futures = {item: self._workers.compile(task, source) for item, source in sources.items()}
         for candidate, future in futures.items():
-            outcome: Outcome
-            try:
-                compiled = future.result()
-                outcome = (
-                    compiled
-                    if isinstance(compiled, Rejection)
-                    else self._workers.evaluate(
-                        task, sources[candidate], compiled, give_up_ms=best_ms
-                    )
-                )
-            except Lethal as lethal:
-                outcome = lethal.rejection
+            outcome = self._outcome(sources[candidate], future, best_ms)
             if isinstance(outcome, Measurement):
                 best_ms = min(best_ms or outcome.median_ms, outcome.median_ms)
             yield candidate, outcome
+
+    def _outcome(
+        self, source: Source, future: Future[Compiled | Rejection], best_ms: float | None
+    ) -> Outcome:
+        task = self._subject.task
+        try:
+            built = future.result()
+            if isinstance(built, Rejection):
+                return built
+            return self._workers.evaluate(task, source, built, give_up_ms=best_ms)
+        except Lethal as lethal:
+            return lethal.rejection
 
     def _final(self, finalists: Sequence[Candidate]) -> Candidate:
         labels = {str(candidate): candidate for candidate in finalists}
@@ -162,16 +165,18 @@ class Peer:
         try:
             picked, seconds = autotune(text, candidates, tensors, self._folder)
         except Exception as error:
-            return Tuned(None, 0.0, reason(error))
-        return Tuned(picked, seconds, f"one call over {len(candidates)}; nothing is verified")
+            return Tuned(None, 0.0, 0.0, reason(error))
+        return Tuned(
+            picked, seconds, seconds, f"one call over {len(candidates)}; nothing is verified"
+        )
 
     def picked(self, picks: Mapping[str, Candidate]) -> Iterator[Result]:
         """Yield the time of each pick and of the rival, measured in turn."""
         rival = self._bench.problem.RIVAL
-        contenders: dict[str, Any] = {}
-        for label, candidate in picks.items():
-            contenders[label] = self._calls(candidate)
+        contenders = {label: self._calls(candidate) for label, candidate in picks.items()}
         contenders[rival] = self._bench.rival_calls()
+        for call in contenders[rival]:
+            call()  # a library that starts up cannot be captured
         outcomes = Contest(self._clock, 0.5, 3, 0.0).hold(contenders)
         workload = self._subject.task.workload
         itemsize = ITEMSIZES[workload.dtype]
@@ -206,8 +211,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     with workers_for(options.device, folder / "store", dict(os.environ), jobs=jobs) as workers:
         info = workers.info()
         task = subject_of(catalog, info, spec, workload).task
-        limits = dict(info.limits)
-        feasible = spec.feasible(limits, info.kind, workload.dtype, only=[TEMPLATE])
+        feasible = spec.feasible(dict(info.limits), info.kind, workload.dtype, only=[TEMPLATE])
         subject = Subject(spec, task, feasible)
         candidates = choose(feasible, options.configurations, options.seed)
         ours = Engine(subject, renderer, workers).tune(candidates)
@@ -217,13 +221,12 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     picks = {label: item.picked for label, item in tuned.items() if item.picked is not None}
     count = len(candidates)
     output = ResultsFile(options.output, info.name)
-    for op, results in (
-        (
-            f"matmul: tuning over {count} configurations, {jobs} jobs",
-            [item.result(label, count) for label, item in tuned.items()],
-        ),
-        (f"matmul: the pick from {count} configurations", list(peer.picked(picks))),
-    ):
+    times = [item.result(label, count) for label, item in tuned.items()]
+    by_op = {
+        f"matmul: tuning over {count} configurations, {jobs} jobs": times,
+        f"matmul: the pick from {count} configurations": list(peer.picked(picks)),
+    }
+    for op, results in by_op.items():
         output.replace(op, str(workload), results)
         print(op, workload, *results, sep="\n  ")
 

@@ -14,9 +14,10 @@ from frozen import TEMPLATES, Project
 from simulated import Machine
 
 from tuner.catalog import Catalog
+from tuner.cli.devices import workers_for
 from tuner.clock import Clock
 from tuner.freeze import freeze
-from tuner.plan import frozen_kernel
+from tuner.plan import frozen_kernel, subject_of
 from tuner.records import Candidate, Workload
 from tuner.render import Renderer
 from tuner.space import load_space
@@ -29,6 +30,7 @@ import host_overhead
 import kernels
 import rows
 import tables
+import tuning_time
 from rows import Result, ResultsFile, Spread
 
 SMALL = "N=1000,dtype=float32"
@@ -98,13 +100,19 @@ def test_a_workloads_rows_replace_those_of_an_earlier_run(tmp_path):
         rows.read(path)
 
 
+def refuse():
+    raise RuntimeError("no available kernel\nand so on")
+
+
 def test_a_contest_keeps_the_ratio_of_times_that_drift():
     machine = Machine(noise=0.01, drift=lambda time_s: 1 + 0.2 * time_s)
     clock = Clock(machine, now=machine.now)
     calls = {label: [machine.kernel(true_s)] for label, true_s in (("a", 2e-3), ("b", 3e-3))}
-    calls["nothing"] = [lambda: None]
+    calls["broken"] = [lambda: 1 // 0]
+    calls["refused"] = [refuse]
     found = contest.Contest(clock, 0.5, 3, 0.01).hold(calls)
-    assert "BelowFloor" in found["nothing"]
+    assert found["broken"] == "ZeroDivisionError: integer division or modulo by zero"
+    assert found["refused"] == "RuntimeError: no available kernel"
     ratio = contest.summary(found["b"]).median_ms / contest.summary(found["a"]).median_ms
     assert ratio == pytest.approx(1.5, rel=0.02)
     assert len(found["a"]) == 3
@@ -157,3 +165,16 @@ def test_the_autotuned_matmul_is_the_template(tmp_path):
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
+
+
+@pytest.mark.slow
+def test_the_engine_tunes_over_given_candidates(tmp_path):
+    catalog = Catalog([KERNELS])
+    renderer = Renderer(catalog.template_folders)
+    spec = load_space(catalog.space_path("scale"))
+    with workers_for("cpu", tmp_path, dict(os.environ), jobs=1) as workers:
+        subject = subject_of(catalog, workers.info(), spec, spec.workload(SMALL))
+        candidates = [subject.feasible.default, *subject.feasible.seeds]
+        tuned = tuning_time.Engine(subject, renderer, workers).tune(candidates)
+    assert tuned.picked == candidates[1]
+    assert tuned.note.startswith("2 of 2 verified and timed")

@@ -18,16 +18,12 @@ _HINTS: dict[Any, dict[str, Any]] = {}
 def to_json(record: object) -> Any:
     """Return the dictionaries, lists and scalars that stand for a record.
 
-    A pair list such as `Workload.dims` becomes an object; an `Outcome` is told apart by its keys.
+    A field of name-value pairs such as `Workload.dims` becomes an object.
     """
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {
-            field.name: to_json(getattr(record, field.name))
-            for field in dataclasses.fields(record)
-        }
+    if dataclasses.is_dataclass(record):
+        hints = _hints(type(record))
+        return {name: _encode(hints[name], getattr(record, name)) for name in hints}
     if isinstance(record, tuple):
-        if record and all(_is_pair(item) for item in record):
-            return {name: to_json(value) for name, value in record}
         return [to_json(item) for item in record]
     return record
 
@@ -55,20 +51,28 @@ def _hints(kind: Any) -> dict[str, Any]:
     return _HINTS[kind]
 
 
-def _is_pair(item: object) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+def _pair_value(hint: Any) -> Any:
+    """Return the hint of the values if a field holds name-value pairs, else None."""
+    arguments = typing.get_args(hint)
+    if arguments and typing.get_origin(arguments[0]) is tuple:
+        return typing.get_args(arguments[0])[1]
+    return None
+
+
+def _encode(hint: Any, value: Any) -> Any:
+    if _pair_value(hint) is None:
+        return to_json(value)
+    return {name: to_json(item) for name, item in value}
 
 
 def _decode(hint: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return _decode_union(arguments, value)
+    if (value_hint := _pair_value(hint)) is not None:
+        return tuple((name, _decode(value_hint, inner)) for name, inner in value.items())
     if origin is tuple:
-        item = arguments[0]
-        if typing.get_origin(item) is tuple:  # a pair list
-            value_hint = typing.get_args(item)[1]
-            return tuple((name, _decode(value_hint, inner)) for name, inner in dict(value).items())
-        return tuple(_decode(item, inner) for inner in value)
+        return tuple(_decode(arguments[0], inner) for inner in value)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast("type[Any]", hint), value)
     return value

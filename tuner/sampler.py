@@ -38,6 +38,7 @@ class FeasibleSampler(BaseSampler):
         self._feasible = feasible
         self._space = distributions(feasible)
         self._independent = RandomSampler(seed)
+        self._keys: dict[int, int | None] = {}
         self.reseed_rng() if seed is None else self._restart(seed)
 
     def reseed_rng(self) -> None:
@@ -100,11 +101,16 @@ class FeasibleSampler(BaseSampler):
 
     def _key(self, trial: FrozenTrial) -> int | None:
         """Return the key of a trial's candidate, None for a trial of something else."""
-        params = trial.params or trial.system_attrs.get(_FIXED, {})
+        if trial.number in self._keys:
+            return self._keys[trial.number]
         try:
-            return self._feasible.key(from_params(params))
+            params = trial.params or trial.system_attrs.get(_FIXED, {})
+            key = self._feasible.key(from_params(params))
         except KeyError:
-            return None
+            key = None
+        if trial.state.is_finished():
+            self._keys[trial.number] = key
+        return key
 
 
 def distributions(feasible: FeasibleSet) -> dict[str, CategoricalDistribution]:

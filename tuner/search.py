@@ -44,7 +44,8 @@ class Search:
         self._random = np.random.default_rng(seed)
         self._kernel = Kernel(feasible.choices)
         self._scales = self._kernel.prior
-        self._pool = feasible.sample(POOL, self._random)
+        self._pool: Keys = feasible.sample(POOL, self._random)
+        self._hot = self._kernel.one_hot(feasible.codes(self._pool))
         self._proposals = 0
         self._fitted = 0
         self._best = -1
@@ -131,14 +132,14 @@ class Search:
         return model
 
     def _model(self, scales: Scales) -> _Model:
-        posterior = Posterior(self._kernel, scales, self._feasible.codes(self._pool))
-        return _Model(self._feasible, posterior)
+        return _Model(self._feasible, Posterior(self._kernel, scales, self._hot))
 
     def _widen(self, best: int) -> bool:
         """Add the neighbours of the best candidate to the pool; return whether any was new."""
         new = np.setdiff1d(self._feasible.neighbours(best), self._pool)
         if len(new):
             self._pool = np.concatenate([self._pool, new])
+            self._hot = self._kernel.one_hot(self._feasible.codes(self._pool))
             self._labels = None
         return bool(len(new))
 

@@ -189,6 +189,7 @@ class Study:
         if source.sha256 not in self._known:
             countdown.count_trial()
             item = self._propose()
+            assert item is not None
             self._settle(item, self._outcome_of(item), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
@@ -203,22 +204,25 @@ class Study:
             left = countdown.trials_left
             if left is not None and len(pending) >= left:
                 return
-            if len(self._known) + len(pending) >= len(self._subject.feasible):
+            proposed = self._propose()
+            if proposed is None:
                 return
-            pending.append(self._propose())
+            pending.append(proposed)
 
-    def _propose(self) -> _Pending:
-        while True:
-            asked, candidate = sampler.ask(self._study, self._subject.feasible)
+    def _propose(self) -> _Pending | None:
+        """Ask for a candidate whose source is new and start its compilation; None at the end."""
+        while (asked := sampler.ask(self._study, self._subject.feasible)) is not None:
+            trial, candidate = asked
             source = self._subject.render(self._session.renderer, candidate)
             known = self._known.get(source.sha256)
-            if known is None:
-                break
-            self._tell(asked, known)
-        future = None
-        if self._condemned(source) is None:
-            future = self._session.workers.compile(self._subject.task, source)
-        return _Pending(asked, candidate, source, future, time.monotonic())
+            if known is not None:
+                self._tell(trial, known)
+                continue
+            future = None
+            if self._condemned(source) is None:
+                future = self._session.workers.compile(self._subject.task, source)
+            return _Pending(trial, candidate, source, future, time.monotonic())
+        return None
 
     def _settle(self, item: _Pending, outcome: Outcome, report: Callable[[Trial], None]) -> None:
         trial = self._session.store.add_trial(

@@ -112,18 +112,18 @@ class Posterior:
     others predict, so that it makes its surroundings certain but moves nothing.
     """
 
-    def __init__(self, kernel: Kernel, scales: Scales, pool: Codes) -> None:
+    def __init__(self, kernel: Kernel, scales: Scales, pool: NDArray[np.float32]) -> None:
         """Start with no row.
 
         Args:
             kernel: The kernel.
             scales: Its weights and the noise.
-            pool: The candidates to predict.
+            pool: The candidates to predict, as the kernel's `one_hot`.
         """
         self._kernel, self._scales = kernel, scales
         self._noise = math.exp(2 * scales.noise) + _JITTER
-        self._hot = kernel.one_hot(pool)
-        self._rows = np.empty((0, pool.shape[1]), np.int16)
+        self._pool = pool
+        self._rows: Codes | None = None
         self._factor = np.empty((0, 0))
         # Rows of inv(factor) @ correlation(rows, pool), in a buffer with room to grow.
         self._projected = np.empty((64, len(pool)), np.float32)
@@ -131,21 +131,26 @@ class Posterior:
 
     def add(self, rows: Codes) -> None:
         """Take in more rows, whatever their values will be."""
-        old, new = len(self._rows), len(self._rows) + len(rows)
+        old, new = len(self._factor), len(self._factor) + len(rows)
         hot = self._kernel.one_hot(rows)
-        own = self._kernel.correlation(self._scales, hot, rows).astype(float)
-        cross = self._kernel.correlation(self._scales, hot, self._rows).astype(float)
-        lower = solve_triangular(self._factor, cross.T, lower=True).T if old else cross
-        corner = cholesky(own + self._noise * np.eye(len(rows)) - lower @ lower.T, lower=True)
+        corner = self._kernel.correlation(self._scales, hot, rows).astype(float)
+        corner += self._noise * np.eye(len(rows))
+        lower = np.empty((len(rows), 0))
+        if self._rows is not None:
+            cross = self._kernel.correlation(self._scales, hot, self._rows).astype(float)
+            lower = solve_triangular(self._factor, cross.T, lower=True).T
+            rows = np.concatenate([self._rows, rows])
+        corner = cholesky(corner - lower @ lower.T, lower=True)
         factor = np.zeros((new, new))
         factor[:old, :old], factor[old:, :old], factor[old:, old:] = self._factor, lower, corner
         self._grow(new)
-        rest = self._kernel.correlation(self._scales, self._hot, rows).T
-        rest = rest - lower.astype(np.float32) @ self._projected[:old]
+        rest = self._kernel.correlation(self._scales, self._pool, rows[old:]).T
+        if old:
+            rest = rest - lower.astype(np.float32) @ self._projected[:old]
         rest = solve_triangular(corner.astype(np.float32), rest, lower=True, check_finite=False)
         self._projected[old:new] = rest
         self._explained += np.einsum("ij,ij->j", rest, rest)
-        self._factor, self._rows = factor, np.concatenate([self._rows, rows])
+        self._factor, self._rows = factor, rows
 
     def predict(self, values: Array) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of every candidate of the pool.
@@ -172,8 +177,8 @@ class Posterior:
 
     def _grow(self, rows: int) -> None:
         if rows > len(self._projected):
-            more = np.empty((max(rows, 2 * len(self._projected)), len(self._hot)), np.float32)
-            more[: len(self._rows)] = self._projected[: len(self._rows)]
+            more = np.empty((2 * rows, self._projected.shape[1]), np.float32)
+            more[: len(self._factor)] = self._projected[: len(self._factor)]
             self._projected = more
 
 

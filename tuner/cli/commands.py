@@ -190,24 +190,23 @@ def list_devices(environment: Mapping[str, str]) -> None:
 
 
 def replay_tables(
-    tables: Sequence[Path], samplers: Sequence[str], *, evals: int, seeds: int, quiet: bool
+    paths: Sequence[Path], samplers: Sequence[str], *, evals: int, seeds: int, quiet: bool
 ) -> list[dict[str, Any]]:
     """Replay tables with samplers and print a row for each pair as it ends."""
     from tuner.replay import replay
+    from tuner.tables import read_tables
 
     rows = []
-    for table in tables:
+    for table in (table for path in paths for table in read_tables(path)):
         for sampler in samplers:
-            row = replay(table, sampler, evaluations=evals, seeds=seeds)
-            rows.append(row)
+            summary = replay(table, sampler, seeds=seeds, evaluations=evals)
+            rows.append(summary.to_json())
             if not quiet:
-                shares = ", ".join(
-                    f"{count}: {share:.3f}" for count, share in row["share"].items()
-                )
+                shares = ", ".join(f"{share:.3f} at {at}" for at, share in summary.share.items())
                 click.echo(
-                    f"{row['space']} {sampler}: share of the optimum after {shares}; "
-                    f"{row['evaluations_to_95']:g} evaluations to 95 %; "
-                    f"{row['proposal_ms']:.0f} ms a proposal"
+                    f"{summary.space} {sampler}: share of the optimum {shares}; "
+                    f"{summary.evaluations_to_95} evaluations to 95 %, "
+                    f"{summary.proposal_ms:.0f} ms a proposal"
                 )
     return rows
 

@@ -12,7 +12,6 @@ from tuner.cli.display import describe_outcome, outcome_word
 from tuner.records import Measurement, Rejection, Trial, UsageError, format_value
 from tuner.store import open_stores
 
-
 _MOST_REASONS = 12
 
 

@@ -1,0 +1,391 @@
+"""Every structural branch of the Triton and Gluon templates: interpreted, and compiled for GPUs.
+
+Children do the work, since triton reads its environment when it is imported: one interprets each
+variant of `VARIANTS` on small odd shapes, others compile them, and each template's default and
+seeds, for cards that need not be present.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tuner.catalog import Catalog
+from tuner.records import Candidate
+from tuner.render import Renderer
+from tuner.space import load_space
+
+ROOT = Path(__file__).parent.parent
+CATALOG = Catalog()
+TARGETS = ("cuda:90", "cuda:80", "hip:gfx942")
+
+# Small tiles reach the loops' ends and the masks on shapes that an interpreter can bear.
+TILES = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "NUM_WARPS": 4, "NUM_STAGES": 2}
+ROWS = {"ROWS": 2, "RESIDENT": 64, "BLOCK_N": 32, "NUM_WARPS": 4, "NUM_STAGES": 2}
+KEYS = {"KV_BLOCK_M": 16, "KV_BLOCK_N": 32, "KV_WARPS": 4, "KV_STAGES": 2}
+QUERIES = {"Q_BLOCK_M": 32, "Q_BLOCK_N": 16, "Q_WARPS": 4, "Q_STAGES": 2}
+WGMMA = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "STAGES": 3, "GROUP_M": 4, "SWIZZLE": 128}
+
+
+def product(base: dict, **choices: tuple) -> list[dict]:
+    """Return variants of `base`, the n-th with the n-th value of every choice, the last repeated."""
+    count = max(len(values) for values in choices.values())
+    return [
+        {**base, **{key: values[min(n, len(values) - 1)] for key, values in choices.items()}}
+        for n in range(count)
+    ]
+
+
+VARIANTS: dict[tuple[str, str], list[dict]] = {
+    ("matmul", "triton"): product(TILES, GROUP_M=(1, 4)),
+    ("matmul", "triton_tma"): product(
+        {**TILES, "GROUP_M": 4}, PROGRAMS_PER_UNIT=(0, 1, 2), EPILOGUE_SPLIT=(1, 2)
+    ),
+    ("matmul", "triton_split_k"): product(
+        TILES,
+        BLOCK_M=(1, 1, 16, 16, 16),
+        SPLIT_K=(1, 4, 4, 4, 1),
+        REDUCTION=("second_kernel", "last_program", "second_kernel", "last_program", "second_kernel"),
+        SWAP=(False, False, False, True, True),
+    ),
+    ("matmul", "gluon_sm90"): product(
+        WGMMA,
+        SCHEDULE=("pipelined", "pipelined", "warp_specialized", "warp_specialized"),
+        CONSUMERS=(1, 1, 1, 2),
+        NUM_WARPS=(4, 8),
+        BLOCK_M=(64, 128),
+        IN_FLIGHT=(1, 0, 1, 0),
+        SWIZZLE=(128, 64),
+        GROUP_M=(4, 1, 4),
+    ),
+    ("softmax", "triton"): product(
+        ROWS,
+        ROWS=(2, 1, 4),
+        ONLINE=("lane", "block", "block"),
+        BACKWARD=(True, False),
+        PROGRAMS_PER_UNIT=(2, 0, 1),
+        STREAMING=(True, False),
+    ),
+    ("softmax", "triton_split"): product(
+        {"SPLIT": 4, "BLOCK_N": 32, "NUM_WARPS": 4, "NUM_STAGES": 2},
+        ONLINE=("lane", "block"),
+        STREAMING=(True, False),
+    ),
+    ("softmax_backward", "triton"): product(
+        ROWS,
+        ROWS=(2, 1),
+        BACKWARD=(True, False),
+        PROGRAMS_PER_UNIT=(2, 0),
+        STREAMING=(True, False),
+    ),
+    ("rms_norm", "triton"): product(
+        ROWS,
+        ROWS=(2, 1),
+        BACKWARD=(True, False),
+        PROGRAMS_PER_UNIT=(2, 0),
+        STREAMING=(True, False),
+    ),
+    ("rms_norm_backward", "triton"): product(
+        {"RESIDENT": 64, "NUM_WARPS": 4, "NUM_STAGES": 2},
+        ROWS=(2, 1),
+        PROGRAMS_PER_UNIT=(2, 1),
+        STREAMING=(True, False),
+    ),
+    ("rms_norm_backward", "triton_columns"): product(
+        {"CHUNK_N": 64, "BLOCK_M": 4, "BLOCK_N": 32, "NUM_WARPS": 4, "NUM_STAGES": 2},
+        ROWS=(2, 1),
+        SPLIT_M=(4, 1),
+    ),
+    ("attention_forward", "triton"): product(
+        {"BLOCK_M": 16, "BLOCK_N": 16, "NUM_WARPS": 4, "NUM_STAGES": 2},
+        LOADS=("pointers", "descriptors", "device_descriptors", "device_descriptors"),
+        MASKING=("split", "always", "split", "always"),
+        ORDER=("heads", "tiles"),
+        WARP_SPECIALIZE=(False, False, False, True),
+    ),
+    ("attention_backward", "triton"): product(
+        {**KEYS, **QUERIES},
+        LOADS=("pointers", "descriptors"),
+        MASKING=("split", "always"),
+        ORDER=("heads", "tiles"),
+    ),
+    ("attention_backward", "triton_add"): product(
+        KEYS,
+        LOADS=("pointers", "descriptors"),
+        MASKING=("always", "split"),
+        ORDER=("heads", "tiles"),
+    ),
+}
+
+ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
+ATTENTION_SHAPES = [
+    {"B": 1, "H": 1, "S": 1, "D": 1, "KV": 1, "T": 1},
+    {"B": 1, "H": 4, "S": 37, "D": 16, "KV": 2, "T": 53},
+    {"B": 1, "H": 1, "S": 40, "D": 24, "KV": 1, "T": 19},
+    {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
+]
+SHAPES = {
+    "matmul": [
+        {"M": 1, "K": 1, "N": 1},
+        {"M": 3, "K": 0, "N": 5},
+        {"M": 19, "K": 41, "N": 53},
+        {"M": 24, "K": 72, "N": 56},
+    ],
+    "attention_forward": ATTENTION_SHAPES,
+    "attention_backward": ATTENTION_SHAPES,
+}
+
+# Warp specialisation needs tiles that four warps fill twice over.
+COMPILED = {
+    ("attention_forward", "triton"): {"BLOCK_M": 128, "BLOCK_N": 64},
+    ("attention_backward", "triton"): {"KV_BLOCK_N": 64, "Q_BLOCK_M": 64},
+    ("attention_backward", "triton_add"): {"KV_BLOCK_N": 64},
+}
+COMPILED_WORKLOADS = {
+    "matmul": "M=1024,N=1024,K=1024",
+    "attention_forward": "B=1,H=4,KV=2,S=1024,D=128,causal=true",
+    "attention_backward": "B=1,H=4,KV=2,S=1024,D=128,causal=true",
+}
+
+
+def templates() -> list:
+    """Return every Triton and Gluon template of the catalog with its kernel's spec."""
+    specs = [load_space(CATALOG.space_path(kernel)) for kernel in CATALOG.kernels]
+    return [
+        (spec, template)
+        for spec in specs
+        for template in spec.templates
+        if template.language in ("triton", "gluon")
+    ]
+
+
+TEMPLATES = templates()
+EVERY_TEMPLATE = [
+    pytest.param(spec, template, id=f"{spec.kernel}-{template.name}")
+    for spec, template in TEMPLATES
+]
+NAMES = {(spec.kernel, template.name) for spec, template in TEMPLATES}
+
+
+def interpreted() -> list[tuple[str, str, int]]:
+    return [
+        (kernel, template, number)
+        for (kernel, template), variants in VARIANTS.items()
+        for number in range(len(variants))
+        if template != "gluon_sm90"
+    ]
+
+
+def first_choices(target: str) -> list[tuple[str, str, int]]:
+    """Return the numbers of each template's default and, for the newest card, its seeds."""
+    capability = int(target[5:]) if target.startswith("cuda:") else 0
+    return [
+        (spec.kernel, template.name, number)
+        for spec, template in TEMPLATES
+        if target.split(":")[0] in template.devices
+        for number in range(1 + len(template.seeds) if capability == 90 else 1)
+        if capability >= 90 or not {"descriptors", "gluon_sm90", "triton_tma"} & {template.name}
+    ]
+
+
+class Children:
+    """Starts a child for each mode at once and hands out what each reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._reports: dict[str, dict] = {}
+        self._running = {}
+        for mode in ("interpret", *TARGETS):
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder)}
+            environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            environment |= {"TRITON_INTERPRET": "1"} if mode == "interpret" else {}
+            self._running[mode] = subprocess.Popen(
+                [sys.executable, __file__, mode],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def report(self, mode: str) -> dict:
+        if mode not in self._reports:
+            out, errors = self._running[mode].communicate()
+            assert self._running[mode].returncode == 0, errors[-3000:]
+            self._reports[mode] = json.loads(out.splitlines()[-1])
+        return self._reports[mode]
+
+
+@pytest.fixture(scope="session")
+def children(tmp_path_factory):
+    return Children(tmp_path_factory.mktemp("triton"))
+
+
+@pytest.mark.parametrize(("kernel", "template", "number"), interpreted())
+def test_a_variant_is_right_in_the_interpreter(children, kernel, template, number):
+    assert children.report("interpret")[f"{kernel}/{template}/{number}"] is None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_variants_and_first_choices_compile(children, target):
+    failures = {
+        name: result for name, result in children.report(target).items() if isinstance(result, str)
+    }
+    assert not failures
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_the_variants_take_every_structural_choice(spec, template):
+    variants = VARIANTS[spec.kernel, template.name]
+    for name, values in template.parameters:
+        taken = {variant[name] for variant in variants}
+        if isinstance(values[0], bool | str):
+            assert taken == set(values), name
+        elif 0 in values:
+            assert 0 in taken and taken != {0}, name
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_the_shared_memory_that_constraints_count_is_what_the_compiler_takes(
+    children, spec, template
+):
+    if not spec.kernel.startswith(("matmul", "attention")):
+        pytest.skip("the kernels over rows only bound what is loaded ahead")
+    report = children.report("cuda:90")
+    for number, candidate in enumerate((template.default, *template.seeds)):
+        taken = report[f"{spec.kernel}/{template.name}/first{number}"]
+        limits = {**dict(target_device("cuda:90").limits), "itemsize": 2}
+        assert [*template.broken(candidate, {**limits, "shared_bytes": taken - 1})]
+        ample = {**limits, "shared_bytes": int(1.25 * taken) + 4096}
+        assert not [*template.broken(candidate, ample)]
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_rendered_files_have_no_leftovers(spec, template, tmp_path):
+    candidates = [Candidate.of(template.name, v) for v in VARIANTS[spec.kernel, template.name]]
+    for number, candidate in enumerate((template.default, *template.seeds, *candidates)):
+        source = Renderer(CATALOG.template_folders).render(
+            spec.kernel, template.language, candidate
+        )
+        (tmp_path / f"variant{number}.py").write_text(source.text)
+    rules = ["--isolated", "--line-length", "99", "--select", "E,W,F,I,B,UP", "--no-cache"]
+    linted = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", *rules, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert linted.returncode == 0, linted.stdout
+
+
+def target_device(target: str):
+    from tuner.devices.cuda import Cuda
+    from tuner.devices.hip import Hip
+
+    kind, arch = target.split(":")
+    return {"cuda": Cuda, "hip": Hip}[kind].target(arch)
+
+
+def write(kernel: str, template: str, parameters: dict, folder: Path) -> Path:
+    language = "gluon" if template.startswith("gluon") else "triton"
+    renderer = Renderer(CATALOG.template_folders)
+    source = renderer.render(kernel, language, Candidate.of(template, parameters))
+    path = folder / f"{kernel}_{template}_{source.sha256[:16]}.py"
+    path.write_text(source.text)
+    return path
+
+
+def interpret(folder: Path) -> dict[str, str | None]:
+    """Return what is wrong with each variant, or None, in a process that interprets kernels."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    InterpreterBuilder.create_descriptor_reduce = add_through_descriptor
+    report = {}
+    for kernel, template, number in interpreted():
+        path = write(kernel, template, VARIANTS[kernel, template][number], folder)
+        try:
+            report[f"{kernel}/{template}/{number}"] = fault(kernel, path)
+        except Exception as error:
+            report[f"{kernel}/{template}/{number}"] = f"{type(error).__name__}: {error}"
+    return report
+
+
+def add_through_descriptor(builder, kind, descriptor, value, indices):
+    """Do what the interpreter lacks: add a block to memory through a tensor descriptor."""
+    from triton._C.libtriton import ir
+
+    pointers, mask = descriptor.materialize_pointers(indices)
+    relaxed, device = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
+    return builder.create_atomic_rmw(ir.ATOMIC_OP.FADD, pointers, value, mask, relaxed, device)
+
+
+_examples: dict[str, list] = {}
+
+
+def fault(kernel: str, path: Path) -> str | None:
+    """Return the first thing that is wrong with a variant."""
+    from tuner.runtime.check import Case, Example, flag_choices, load_problem
+    from tuner.runtime.variant import load_variant
+
+    signature = load_space(CATALOG.space_path(kernel)).signature
+    if kernel not in _examples:
+        problem = load_problem(CATALOG.problem_path(kernel))
+        dtypes = ("float16",) if kernel.startswith("attention") else ("float32", "float16")
+        shapes = SHAPES.get(kernel, ROW_SHAPES)
+        _examples[kernel] = [
+            Example(signature, problem, Case(shape, flags, dtype, misaligned=misaligned))
+            for dtype in dtypes
+            for shape in shapes
+            for flags in flag_choices(signature)
+            for misaligned in ((False, True) if shape is shapes[-1] else (False,))
+        ]
+    variant = load_variant(signature, "triton", path=path)
+    return next(filter(None, (example.check(variant) for example in _examples[kernel])), None)
+
+
+def compile_all(target: str, folder: Path) -> dict[str, int | str]:
+    """Return the shared bytes of each variant and first choice, or why it does not compile."""
+    report: dict[str, int | str] = {}
+    specs = {(spec.kernel, template.name): (spec, template) for spec, template in TEMPLATES}
+    for kernel, name, number in first_choices(target):
+        spec, template = specs[kernel, name]
+        parameters = dict((template.default, *template.seeds)[number].parameters)
+        path = write(kernel, name, parameters, folder)
+        report[f"{kernel}/{name}/first{number}"] = compiled(spec, path, target)
+    if target == "cuda:90":
+        for (kernel, name), variants in VARIANTS.items():
+            spec = load_space(CATALOG.space_path(kernel))
+            for number, parameters in enumerate(variants):
+                parameters = {**parameters, **COMPILED.get((kernel, name), {})}
+                path = write(kernel, name, parameters, folder)
+                report[f"{kernel}/{name}/{number}"] = compiled(spec, path, target)
+    return report
+
+
+def compiled(spec, path: Path, target: str) -> int | str:
+    from tuner.builders.triton import TritonBuilder
+    from tuner.plugins import BuildTask, RejectedBuild
+
+    workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
+    task = BuildTask(
+        path=path,
+        signature=spec.signature,
+        workload=spec.workload(f"{workload},dtype=bfloat16"),
+        device=target_device(target),
+        cache=path.parent,
+    )
+    try:
+        return TritonBuilder().compile(task).shared_bytes
+    except RejectedBuild as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        mode = sys.argv[1]
+        work = interpret if mode == "interpret" else lambda folder: compile_all(mode, folder)
+        print(json.dumps(work(Path(scratch))))
