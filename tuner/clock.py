@@ -30,6 +30,9 @@ LEAST_VISITS = 10
 PRECISION = 0.005
 """Half-width of the median's interval, relative, at which more visits are not worth the time."""
 
+ATTEMPTS = 3
+"""Measurements before a variant whose time comes out as nothing is given up."""
+
 GIVE_UP = 2.0
 """How many times slower than the best a variant must be to be stopped early."""
 
@@ -87,7 +90,17 @@ class Clock:
         Raises:
             BelowFloor: The work is too short for this clock.
         """
-        best_ms, start_s = give_up_ms or math.inf, self.now()
+        for _ in range(ATTEMPTS):
+            timing = self._measure(calls, budget_s, give_up_ms or math.inf)
+            if timing.low_ms > 0:
+                return timing
+        raise BelowFloor(
+            f"the clock reads {timing.median_ms:.3g} ms, between {timing.low_ms:.3g} and"
+            f" {timing.high_ms:.3g}: the host was too busy to time {timing.method}"
+        )
+
+    def _measure(self, calls: Sequence[Call], budget_s: float, best_ms: float) -> Timing:
+        start_s = self.now()
         meter = self.prepare(calls)
         fastest_s = meter.estimate_s
         while self.now() < start_s + SETTLING * budget_s:

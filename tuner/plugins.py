@@ -8,7 +8,7 @@ module in `tuner/builders/` with one `Builder`. Nothing is registered: the file'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -85,6 +85,10 @@ class RejectedBuild(Exception):
     """The compiler, or a limit that it reports, refuses the source; the message is the reason."""
 
 
+Check = Callable[[Variant], object]
+"""Calls a variant, and returns what is wrong with it."""
+
+
 class Builder(ABC):
     """Turns sources of some languages into variants.
 
@@ -104,6 +108,18 @@ class Builder(ABC):
         Raises:
             RejectedBuild: The compiler refuses.
         """
+
+    def compile_checks(self, task: BuildTask, checks: Iterable[Check]) -> None:  # noqa: B027
+        """Compile what checks of the task's source will call, where that depends on shapes.
+
+        Args:
+            task: The source.
+            checks: Each calls the variant that it is given; what it returns is ignored.
+
+        Raises:
+            RejectedBuild: The compiler refuses.
+        """
+        # Most languages compile a source once, whatever the shapes.
 
     @abstractmethod
     def load(self, task: BuildTask) -> Variant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Protocol
 
 from tuner import codec, finals
@@ -123,6 +124,7 @@ class _Tuning:
             if isinstance(trial.outcome, Measurement)
         }
         ranked = sorted(timed, key=lambda candidate: timed[candidate].median_ms)
+        self._compile_edges([default, *ranked[:_FINALISTS]])
         chosen: dict[Candidate, Measurement] = {}
         for candidate in (default, *(item for item in ranked if item != default)):
             if candidate in timed and self._is_right(candidate):
@@ -132,6 +134,12 @@ class _Tuning:
         if chosen and default not in chosen:
             raise DefaultRejected(f"{self._workload}: the default fails on odd shapes")
         return chosen
+
+    def _compile_edges(self, candidates: Sequence[Candidate]) -> None:
+        """Compile what the checks on odd shapes call, all at once; a failure shows there."""
+        workers, task = self._session.workers, self._subject.task
+        sources = [self._subject.render(self._session.renderer, item) for item in candidates]
+        wait([workers.compile(task, source, edges=True) for source in sources])
 
     def _is_right(self, candidate: Candidate) -> bool:
         source = self._subject.render(self._session.renderer, candidate)

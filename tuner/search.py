@@ -174,4 +174,5 @@ def _levels(times: Array) -> Array:
     half = 0.5 * max(float(middle - levels.min()), 1e-6)
     slow = levels > middle
     levels[slow] = middle + half * np.log1p((levels[slow] - middle) / half)
-    return (levels - levels.mean()) / max(float(levels.std()), 1e-9)
+    centred: Array = levels - levels.mean()
+    return centred / max(float(levels.std()), 1e-9)

@@ -23,8 +23,10 @@ from tuner.clock import Clock
 from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Stage, TunerError, Workload
 from tuner.runtime.signature import Signature
+from tuner.runtime.variant import Variant
 
 _PR_SET_PDEATHSIG = 1
+_COMPILE_NICENESS = 10
 
 Message = dict[str, Any]
 
@@ -61,6 +63,7 @@ class Server:
         self._announce = announce
         self._bench: Any = None
         self._bench_key = ""
+        self._edges: dict[str, list[Any]] = {}
 
     def answer(self, message: Message) -> Message:
         """Return the reply to a request."""
@@ -103,9 +106,24 @@ class Server:
         self._announce("compile")
         task = self._task(message, message)
         started = time.perf_counter()
-        resources = builder_for(message["language"]).compile(task)
+        builder = builder_for(message["language"])
+        resources = builder.compile(task)
         seconds = time.perf_counter() - started
+        if message["edges"] and builder.specialises:
+            builder.compile_checks(task, self._edge_checks(message))
         return {"compile_s": seconds, "resources": codec.to_json(resources)}
+
+    def _edge_checks(self, message: Message) -> list[Callable[[Variant], object]]:
+        from tuner.runtime.check import load_problem
+        from tuner.verify import edge_examples
+
+        key = json.dumps([message["problem"], message["workload"]["dtype"]])
+        if key not in self._edges:
+            signature = Signature.from_json(message["signature"])
+            problem = load_problem(Path(message["problem"]))
+            dtype = message["workload"]["dtype"]
+            self._edges[key] = edge_examples(signature, problem, dtype, "cpu")
+        return [example.check for example in self._edges[key]]
 
     def _evaluate(self, message: Message) -> Message:
         bench = self._bench_for(message)
@@ -200,6 +218,8 @@ def main(arguments: list[str]) -> None:
     device = device_class(kind)(index)
     if role == "measure":
         device.confine()
+    else:
+        os.nice(_COMPILE_NICENESS)  # a measurement must never wait for a compiler
     out = os.fdopen(int(replies), "w", buffering=1)
 
     def send(reply: Message) -> None:

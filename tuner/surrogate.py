@@ -56,6 +56,7 @@ class Kernel:
 
     Attributes:
         prior: The weights to expect before anything is known.
+        features: The feature that each distance is of.
     """
 
     def __init__(self, choices: Sequence[Sequence[Value]]) -> None:
@@ -66,12 +67,12 @@ class Kernel:
         """
         self._cards = [len(values) + 1 for values in choices]
         self._starts = np.cumsum([0, *self._cards])
-        self._features: list[int] = []
+        self.features: list[int] = []
         self._tables: list[Array] = []
         expected: list[float] = []
         for feature, values in enumerate(choices):
             for table, weight in _distances(values):
-                self._features.append(feature)
+                self.features.append(feature)
                 self._tables.append(table)
                 expected.append(math.log(weight / math.sqrt(len(choices))))
         self.prior = Scales(np.array(expected), _NOISE[1])
@@ -89,7 +90,7 @@ class Kernel:
         """Return the correlation of each row of `one_hot` with each row of codes."""
         weighted = [np.zeros((card, card)) for card in self._cards]
         for feature, table, weight in zip(
-            self._features, self._tables, np.exp(2 * scales.weights), strict=True
+            self.features, self._tables, np.exp(2 * scales.weights), strict=True
         ):
             weighted[feature] += weight * table
         columns = [table[:, codes[:, feature]] for feature, table in enumerate(weighted)]
@@ -100,7 +101,7 @@ class Kernel:
         return np.stack(
             [
                 table[np.ix_(codes[:, feature], codes[:, feature])].ravel()
-                for feature, table in zip(self._features, self._tables, strict=True)
+                for feature, table in zip(self.features, self._tables, strict=True)
             ]
         )
 

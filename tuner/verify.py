@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from tuner.records import Workload
 from tuner.runtime.check import Case, Example, Problem, flag_choices
@@ -27,12 +27,10 @@ class Verifier:
     def __init__(
         self, signature: Signature, problem: Problem, workload: Workload, device: str
     ) -> None:
-        self._signature = signature
-        self._problem = problem
-        self._workload = workload
-        self._device = device
-        self._on_workload = self._examples([self._workload_case()])
-        self._on_edges = self._examples(self._edge_cases())
+        extents, flags = dict(workload.dims), dict(workload.flags)
+        case = Case(extents, flags, workload.dtype, seed=_WORKLOAD_SEED, device=device)
+        self._on_workload = [Example(signature, problem, case)]
+        self._on_edges = edge_examples(signature, problem, workload.dtype, device)
 
     def check(self, variant: Variant) -> str | None:
         """Return what is wrong with a variant on its workload, or None."""
@@ -42,36 +40,44 @@ class Verifier:
         """Return what is wrong with a variant on the odd shapes, or None."""
         return _first_fault(variant, self._on_edges)
 
-    def _examples(self, cases: Iterable[Case]) -> list[Example]:
-        return [Example(self._signature, self._problem, case) for case in cases]
 
-    def _workload_case(self) -> Case:
-        extents, flags = dict(self._workload.dims), dict(self._workload.flags)
-        dtype = self._workload.dtype
-        return Case(extents, flags, dtype, seed=_WORKLOAD_SEED, device=self._device)
+def edge_examples(
+    signature: Signature, problem: Problem, dtype: str, device: str
+) -> list[Example]:
+    """Return the questions on small odd shapes, with every flag and unusual scalars.
 
-    def _edge_cases(self) -> Iterator[Case]:
-        for number, shape in enumerate(self._problem.EDGE_SHAPES):
-            for flags in flag_choices(self._signature):
-                yield Case(
-                    shape,
-                    flags,
-                    self._workload.dtype,
-                    seed=_EDGE_SEED + number,
-                    device=self._device,
-                    scalars=self._unusual_scalars(shape),
-                    misaligned=True,
-                )
+    Args:
+        signature: Signature of the kernel.
+        problem: The kernel's problem module.
+        dtype: Torch's name of the element type.
+        device: Torch's name of the device.
+    """
+    cases = (
+        Case(
+            shape,
+            flags,
+            dtype,
+            seed=_EDGE_SEED + number,
+            device=device,
+            scalars=_unusual_scalars(signature, problem, shape),
+            misaligned=True,
+        )
+        for number, shape in enumerate(problem.EDGE_SHAPES)
+        for flags in flag_choices(signature)
+    )
+    return [Example(signature, problem, case) for case in cases]
 
-    def _unusual_scalars(self, shape: Mapping[str, int]) -> dict[str, float]:
-        """Return scalars that a variant which ignores them would get wrong.
 
-        Inputs that the problem makes itself may only fit together with the default scalars.
-        """
-        if hasattr(self._problem, "inputs"):
-            return {}
-        defaults = self._signature.default_scalars(shape)
-        return {name: _UNUSUAL * value for name, value in defaults.items()}
+def _unusual_scalars(
+    signature: Signature, problem: Problem, shape: Mapping[str, int]
+) -> dict[str, float]:
+    """Return scalars that a variant which ignores them would get wrong.
+
+    Inputs that the problem makes itself may only fit together with the default scalars.
+    """
+    if hasattr(problem, "inputs"):
+        return {}
+    return {name: _UNUSUAL * value for name, value in signature.default_scalars(shape).items()}
 
 
 def _first_fault(variant: Variant, examples: list[Example]) -> str | None:

@@ -127,12 +127,19 @@ class Workers:
             scratch.replace(path)
         return path
 
-    def compile(self, task: Task, source: Source) -> Future[Compiled | Rejection]:
+    def compile(
+        self, task: Task, source: Source, *, edges: bool = False
+    ) -> Future[Compiled | Rejection]:
         """Compile a source in the background.
+
+        Args:
+            task: The workload to specialise for.
+            source: What to compile.
+            edges: Whether to compile what the check of odd shapes needs, too.
 
         The future raises `Lethal` when the compiler hung or its child died.
         """
-        message = task.message("compile", **self._describe(source))
+        message = task.message("compile", edges=edges, **self._describe(source))
         return self._pool.submit(self._compile, message)
 
     def evaluate(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from tuner.plugins import Builder, BuildTask, RejectedBuild
+from tuner.plugins import Builder, BuildTask, Check, RejectedBuild
 from tuner.records import DeviceInfo, Resources
 from tuner.runtime.signature import Scalar
 from tuner.runtime.triton_module import TritonVariant
@@ -34,6 +34,12 @@ class TritonBuilder(Builder):
         with _targeting(task.device), _compiling_only() as kernels:
             _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
         return _resources(kernels, dict(task.device.limits)["shared_bytes"])
+
+    def compile_checks(self, task: BuildTask, checks: Iterable[Check]) -> None:
+        """Compile every kernel that the checks would launch, on tensors in the host's memory."""
+        with _targeting(task.device), _compiling_only():
+            for check in checks:
+                check(self.load(task))
 
     def load(self, task: BuildTask) -> CheckedVariant:
         """Return the variant; triton finds the binaries compiled ahead in its cache."""

@@ -68,12 +68,13 @@ class Cuda(Accelerator):
         """Return the replay of a CUDA graph of `count` calls; None if they cannot be captured."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph):
                 for _ in range(count):
                     call()
         except RuntimeError:  # such as a rival that waits for the device
+            torch.cuda.set_stream(stream)  # a failed capture leaves its own stream behind
             torch.cuda.synchronize(self.index)
             return None
         return graph.replay
