@@ -1,7 +1,7 @@
 """Contenders timed in turn with the tuner's clock, nobody dropped: for reports, not for choices.
 
-`tuner.race` spends its time on whoever may still win. Here everybody is timed in every block, so
-that all medians are of the same blocks and their ratios can be taken.
+`tuner.timing.race` spends its time on whoever may still win. Here everybody is timed in every
+block, so that all medians are of the same blocks and their ratios can be taken.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statistics import median
 
 from rows import Spread
 
-from tuner.clock import Clock
-from tuner.meter import Call, Meter, Timing
+from tuner.timing.clock import Clock
+from tuner.timing.meter import Call, Meter, Timing
 
 LEAST_BLOCKS = 6
 """Blocks below which a median has no 95 % interval."""
@@ -113,7 +113,7 @@ class Contest:
         meter.warm_up()
         while self.clock.now() + meter.sample_s < settled_s:
             meter.sample()
-        # a hiccup in the shorter batch can make the difference negative, as in `tuner.race`
+        # a hiccup in the shorter batch can make the difference negative, as in `tuner.timing.race`
         return max(meter.visit(samples) * 1e3, 1e-6)
 
 

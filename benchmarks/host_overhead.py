@@ -31,7 +31,7 @@ from tuner.runtime.dispatch import MANIFEST, Manifest
 from tuner.runtime.signature import Signature
 from tuner.runtime.triton_module import TritonVariant
 from tuner.runtime.variant import load_variant
-from tuner.statistics import median_interval
+from tuner.timing.statistics import median_interval
 
 BATCH = 200
 """Calls between two synchronisations: fewer than a GPU's queue holds, so that none has to wait."""

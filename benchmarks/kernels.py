@@ -23,8 +23,6 @@ from rows import Result, ResultsFile
 
 from tuner.bench import Bench, Call
 from tuner.catalog import Catalog, device_class, split_device
-from tuner.clock import Clock
-from tuner.meter import Timing
 from tuner.plugins import Device
 from tuner.records import DeviceInfo, Workload
 from tuner.runtime.dispatch import MANIFEST, Choice, Manifest
@@ -32,6 +30,8 @@ from tuner.runtime.signature import Signature
 from tuner.runtime.variant import load_variant
 from tuner.space import load_space
 from tuner.template import ITEMSIZES
+from tuner.timing.clock import Clock
+from tuner.timing.meter import Timing
 
 MEMORY_BOUND = 32.0
 """Operations per byte up to which a workload is taken to wait for memory on any device."""

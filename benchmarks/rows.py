@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.files import replace
+from tuner.package.files import replace
 
 COLUMNS = (
     *("run", "date", "device", "torch", "triton", "op", "workload", "contender"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rows import read
 
-from tuner.files import replace
+from tuner.package.files import replace
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -21,17 +21,18 @@ from autotuned import autotune, autotuned_source
 from contest import Contest, reason, summary
 from rows import Result, ResultsFile, Spread
 
-from tuner import codec, finals
+from tuner import codec
 from tuner.ahead import choose
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.plan import subject_of
-from tuner.race import RaceResult
 from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, TunerError
 from tuner.render import Renderer
 from tuner.space import load_space
 from tuner.study import Subject
 from tuner.template import ITEMSIZES
+from tuner.timing import finals
+from tuner.timing.race import RaceResult
 from tuner.worker import Compiled, Lethal, Workers
 
 KERNEL, TEMPLATE, AUTOTUNE = "matmul", "triton", "triton.autotune"
@@ -141,7 +142,7 @@ class Peer:
 
     def __init__(self, subject: Subject, renderer: Renderer, *, device: str, folder: Path) -> None:
         from tuner.bench import Bench  # loads torch, which the engine's parent does without
-        from tuner.clock import Clock
+        from tuner.timing.clock import Clock
 
         kind, index = split_device(device)
         place = device_class(kind)(index)

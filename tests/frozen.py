@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tuner.freeze import Autograd, FrozenKernel
+from tuner.package.freeze import Autograd, FrozenKernel
 from tuner.records import (
     Candidate,
     DeviceInfo,

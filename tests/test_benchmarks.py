@@ -15,12 +15,12 @@ from simulated import Machine
 
 from tuner.catalog import Catalog
 from tuner.cli.devices import workers_for
-from tuner.clock import Clock
-from tuner.freeze import freeze
+from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel, subject_of
 from tuner.records import Candidate, Workload
 from tuner.render import Renderer
 from tuner.space import load_space
+from tuner.timing.clock import Clock
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated import Machine
 
-from tuner.calibration import BelowFloor
-from tuner.clock import Clock
+from tuner.timing.calibration import BelowFloor
+from tuner.timing.clock import Clock
 
 ACCELERATOR = {"launch_s": 5e-6, "queue_s": 4e-6}
 GRAPHS = {**ACCELERATOR, "gap_s": 0.5e-6}
@@ -76,7 +76,7 @@ def test_work_below_the_floor_is_refused_with_the_reason(costs, true_s):
 
 
 def test_work_that_takes_no_time_is_refused(monkeypatch):
-    monkeypatch.setattr("tuner.clock.MOST_CALLS", 1000)
+    monkeypatch.setattr("tuner.timing.clock.MOST_CALLS", 1000)
     machine = Machine(launch_s=0.0)
     with pytest.raises(BelowFloor, match="1000 calls take .* us in all: nothing beside"):
         clock_of(machine).measure([machine.kernel(0.0)], budget_s=0.2, give_up_ms=None)

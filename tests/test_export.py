@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from frozen import DEVICE, Project
 
-from tuner import codec, export
+from tuner import codec
+from tuner.package import export
 from tuner.records import (
     STAGES,
     Candidate,

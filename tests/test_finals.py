@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tuner import finals
-from tuner.race import RaceResult
+from tuner.timing import finals
+from tuner.timing.race import RaceResult
 
 SIMPLICITY = {"default": 1.0, "simple": 2.0, "plain": 2.0, "complex": 3.0}
 

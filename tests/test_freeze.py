@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from frozen import DEVICE, MIX, MIX_BACKWARD, TEMPLATES, Project
 
-from tuner import drift, freeze
-from tuner.freeze import Autograd
-from tuner.package_functions import check_backward, functions_of
+from tuner.package import drift, freeze
+from tuner.package.freeze import Autograd
+from tuner.package.functions import check_backward, functions_of
 from tuner.records import UsageError
 
 OTHER = dataclasses.replace(DEVICE, arch="x86_64_intel_6_143")
@@ -249,7 +249,7 @@ def test_killed_at_every_step(tmp_path: Path, project: Project, fresh: bool) -> 
 def test_killed_for_good(tmp_path: Path, project: Project, seed: int) -> None:
     code = (
         "import itertools, sys; from pathlib import Path\n"
-        "from tests.frozen import Project, TEMPLATES; from tuner.freeze import freeze\n"
+        "from tests.frozen import Project, TEMPLATES; from tuner.package.freeze import freeze\n"
         "folder = Path(sys.argv[1]); project = Project(folder / 'copy'); print('go', flush=True)\n"
         "for i in itertools.count():\n"
         "    winners = [project.winner(M=i % 7, waste=i % 11), project.winner('mix_backward')]\n"
@@ -274,7 +274,7 @@ def test_killed_for_good(tmp_path: Path, project: Project, seed: int) -> None:
 def test_two_at_once(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from tests.frozen import Project, TEMPLATES; from tuner.freeze import freeze\n"
+        "from tests.frozen import Project, TEMPLATES; from tuner.package.freeze import freeze\n"
         "folder, first = Path(sys.argv[1]), int(sys.argv[2])\n"
         "project = Project(folder / sys.argv[2])\n"
         "for i in range(first, first + 10):\n"
@@ -392,7 +392,7 @@ def test_init_is_as_recorded(output: Path, project: Project, request) -> None:
 
 def test_loads_no_torch() -> None:
     code = (
-        "import sys, tuner.freeze, tuner.drift, tuner.export\n"
+        "import sys, tuner.package.freeze, tuner.package.drift, tuner.package.export\n"
         "assert not {'torch', 'triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env={**os.environ})

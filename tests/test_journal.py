@@ -3,7 +3,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tuner.journal import write_journal
+from tuner.package.journal import write_journal
 from tuner.records import Candidate, Measurement, Rejection, Trial, UsageError, Workload
 
 WORKLOAD = Workload("scale", (("N", 3),), "float32")

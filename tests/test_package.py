@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuner.freeze import freeze
+from tuner.package.freeze import freeze
 from tuner.records import Source
 from tuner.runtime.architecture import cpu_architecture
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from simulated import Machine
 
-from tuner import codec, finals
-from tuner.calibration import BelowFloor
-from tuner.clock import Clock
-from tuner.race import RaceResult, race
+from tuner import codec
+from tuner.timing import finals
+from tuner.timing.calibration import BelowFloor
+from tuner.timing.clock import Clock
+from tuner.timing.race import RaceResult, race
 
 
 def drifting(time_s):

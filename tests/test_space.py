@@ -100,7 +100,11 @@ PROBLEMS = [
     ("UNROLL: [1", "min: [1", "simple.parameters: the name 'min' is taken"),
     ("TILE % MICRO", "TILE % BLOCK_X", r"cpu.constraints\[0\]: unknown name 'BLOCK_X' in .*TILE"),
     ("TILE % MICRO", "TILE % (", r"cpu.constraints\[0\]: .* is not an expression"),
-    ('why: "a tile fits', 'way: "a tile fits', r"constraints\[1\]: unknown key 'way'; allowed: re"),
+    (
+        'why: "a tile fits',
+        'way: "a tile fits',
+        r"constraints\[1\]: unknown key 'way'; allowed: re",
+    ),
     ("MICRO: 2, LAYOUT: none", "LAYOUT: none", "cpu.default: lacks MICRO; the parameters: TILE"),
     ("{UNROLL: 1}", "{UNROLL: 1, X: 2}", "simple.default: has the unknown X"),
     ("{UNROLL: 1}", "{UNROLL: 3}", r"simple.default: UNROLL=3 is not one of \[1, 2\]"),
@@ -113,7 +117,11 @@ PROBLEMS = [
     ("T: S, KV: H", "T: R, KV: H", "signature.defaults.T: unknown name 'R'"),
     ("H % KV == 0", "H % KY == 0", r"signature.valid\[0\]: unknown name 'KY'"),
     ("starter:", "small:", "workloads: needs a set named 'starter'"),
-    ('causal=true"]', 'causal=true", "D=64,B=2,H=8,S=1024,causal=true"]', r"starter\[1\]: .*twice"),
+    (
+        'causal=true"]',
+        'causal=true", "D=64,B=2,H=8,S=1024,causal=true"]',
+        r"starter\[1\]: .*twice",
+    ),
     ("starter: [", 'starter: ["B=1", ', r"workloads.starter\[0\]: .*H, S, D must be given"),
 ]
 
@@ -187,7 +195,13 @@ def test_the_union_of_templates(tmp_path):
     spec = load(tmp_path)
     feasible = spec.feasible(LIMITS, "cpu", "float32")
     assert len(feasible) == 14
-    assert feasible.features == ("template", "cpu.TILE", "cpu.MICRO", "cpu.LAYOUT", "simple.UNROLL")
+    assert feasible.features == (
+        "template",
+        "cpu.TILE",
+        "cpu.MICRO",
+        "cpu.LAYOUT",
+        "simple.UNROLL",
+    )
     assert feasible.default == spec.template("cpu").default
     assert feasible.defaults == tuple(template.default for template in spec.templates)
     assert feasible.seeds == spec.template("cpu").seeds
@@ -223,7 +237,9 @@ def test_no_feasible_candidate_names_the_constraint_that_rejects_most(tmp_path):
     spec = load(tmp_path)
     with pytest.raises(UsageError, match=r"cpu.constraints\[1\]: .*first cache.* rejects 100.0%"):
         spec.feasible({"l1_bytes": 16}, "cpu", "float64")
-    with pytest.raises(UsageError, match="no template is for cuda with float64; there is cpu: cpu"):
+    with pytest.raises(
+        UsageError, match="no template is for cuda with float64; there is cpu: cpu"
+    ):
         spec.feasible({}, "cuda", "float64")
     with pytest.raises(UsageError, match=r"constraints\[1\]: the device states no 'l1_bytes'"):
         spec.feasible({}, "cpu", "float64")
@@ -281,7 +297,5 @@ def test_a_trillion_combinations_are_estimated(tmp_path):
 
 def test_reading_a_space_loads_no_torch():
     code = "import sys, tuner.space; print({'torch', 'triton', 'optuna'} & sys.modules.keys())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "set()\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.statistics import (
+from tuner.timing.statistics import (
     median_interval,
     outliers,
     ratio_interval,

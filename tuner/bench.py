@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from tuner import codec
-from tuner.clock import Clock
 from tuner.plugins import Device
-from tuner.race import race
 from tuner.records import Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.timing.clock import Clock
+from tuner.timing.race import race
 from tuner.verify import Verifier
 
 RIVAL = "rival"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.catalog import Catalog, device_class
-from tuner.freeze import Autograd, FrozenKernel
+from tuner.package.freeze import Autograd, FrozenKernel
 from tuner.records import DeviceInfo, UsageError, Workload
 from tuner.space import KernelSpec, load_space
 from tuner.study import Subject

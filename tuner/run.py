@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Protocol
 
-from tuner import codec, finals
+from tuner import codec
 from tuner.budget import Budget, Countdown
-from tuner.race import RaceResult
 from tuner.records import (
     Candidate,
     Failure,
@@ -22,6 +21,8 @@ from tuner.records import (
     Workload,
 )
 from tuner.study import DefaultRejected, Session, Study, Subject
+from tuner.timing import finals
+from tuner.timing.race import RaceResult
 from tuner.worker import Lethal
 
 RIVAL = "rival"

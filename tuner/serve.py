@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 from tuner import codec
 from tuner.blame import BlamedVariant, BlamingTimer, VariantError
-from tuner.calibration import BelowFloor
 from tuner.catalog import builder_for, device_class, split_device
-from tuner.clock import Clock
 from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Stage, TunerError, Workload
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.timing.calibration import BelowFloor
+from tuner.timing.clock import Clock
 
 _PR_SET_PDEATHSIG = 1
 _COMPILE_NICENESS = 10

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from tuner.catalog import Catalog
 from tuner.combinations import TemplateSet
 from tuner.records import Candidate
 from tuner.space import KernelSpec, load_space
 from tuner.template import TemplateSpec
-
-import numpy as np
 
 LIMITS = {
     **{"threads": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 32 << 20},

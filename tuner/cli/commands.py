@@ -22,7 +22,7 @@ from tuner.cli.devices import (
     workers_for,
 )
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
-from tuner.freeze import freeze
+from tuner.package.freeze import freeze
 from tuner.plan import Request, frozen_kernel, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
@@ -134,7 +134,7 @@ def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
 
 def check_package(catalog: Catalog, output: Path) -> int:
     """Print what differs between a package and what would be frozen; return the exit status."""
-    from tuner.drift import check
+    from tuner.package.drift import check
 
     kernels = [
         frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
@@ -151,7 +151,7 @@ def check_package(catalog: Catalog, output: Path) -> int:
 
 def export_store(form: str, root: Path, output: Path) -> None:
     """Write the winners or trials of a store in a format that others read."""
-    from tuner.export import write
+    from tuner.package.export import write
 
     stores = open_stores(root)
     winners = [winner for store in stores for winner in store.winners]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner import codec
-from tuner.files import replace
+from tuner.package.files import replace
 from tuner.records import Measurement, Trial, UsageError, Value, Winner, Workload, format_value
 
 FORMATS = ("json", "csv", "vllm", "t4", "optuna")
@@ -46,7 +46,7 @@ def write(
     if not (trials if form in ("csv", "t4", "optuna") else winners):
         raise UsageError(f"--format {form}: there is nothing to export; run `tune` first")
     if form == "optuna":
-        from tuner.journal import write_journal  # optuna takes a second to import
+        from tuner.package.journal import write_journal  # optuna takes a second to import
 
         write_journal(output, trials)
         return [output]

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tuner import codec, manifest
-from tuner.freeze import (
+from tuner import codec
+from tuner.package import manifest
+from tuner.package.freeze import (
     KERNEL,
     MANIFEST,
     PROBLEM,

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.calibration import BelowFloor
-from tuner.clock import SETTLING, Clock
-from tuner.meter import Call, Meter
 from tuner.records import Interval
-from tuner.statistics import outliers, ratio_interval, samples_needed
+from tuner.timing.calibration import BelowFloor
+from tuner.timing.clock import SETTLING, Clock
+from tuner.timing.meter import Call, Meter
+from tuner.timing.statistics import outliers, ratio_interval, samples_needed
 
 ERROR = 0.05
 """Probability that a race drops or crowns anyone wrongly."""

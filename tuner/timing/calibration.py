@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.meter import Call, Overhead, Stopwatch, rotate
 from tuner.records import TunerError
-from tuner.statistics import undisturbed
+from tuner.timing.meter import Call, Overhead, Stopwatch, rotate
+from tuner.timing.statistics import undisturbed
 
 READINGS = 31
 """Readings behind each calibrated cost."""

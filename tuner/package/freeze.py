@@ -14,9 +14,9 @@ from typing import Any
 
 import jinja2
 
-from tuner import manifest
-from tuner.files import PARTIAL, replace
-from tuner.package_functions import Autograd, check_name, functions_of
+from tuner.package import manifest
+from tuner.package.files import PARTIAL, replace
+from tuner.package.functions import Autograd, check_name, functions_of
 from tuner.records import UsageError, Winner
 from tuner.runtime.signature import Signature
 
@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 KERNEL = "kernel.json"
 PROBLEM = "problem.py"
 
-_RUNTIME_SOURCES = Path(__file__).parent / "runtime"
+_RUNTIME_SOURCES = Path(__file__).parent.parent / "runtime"
 _MARKER = "copied into every frozen package"  # in the docstring of the runtime's __init__.py
 _VARIANT = re.compile(r".+_[0-9a-f]{8}\.(cpp|py)")
 

@@ -12,8 +12,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from tuner.calibration import BelowFloor, Calibration, calibrate
-from tuner.meter import Batch, Call, Meter, Overhead, Reading, Stopwatch, Timer, Timing, rotate
+from tuner.timing.calibration import BelowFloor, Calibration, calibrate
+from tuner.timing.meter import (
+    Batch,
+    Call,
+    Meter,
+    Overhead,
+    Reading,
+    Stopwatch,
+    Timer,
+    Timing,
+    rotate,
+)
 
 SHARE = 100
 """A timed stretch lasts this many fixed costs of a reading, so that their jitter is below 1 %."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tuner.meter import Timing
-from tuner.race import ERROR, TIE, RaceResult
 from tuner.records import Interval
-from tuner.statistics import ratio_interval, samples_needed
+from tuner.timing.meter import Timing
+from tuner.timing.race import ERROR, TIE, RaceResult
+from tuner.timing.statistics import ratio_interval, samples_needed
 
 Simplicity = Callable[[str], tuple[float, ...]]
 

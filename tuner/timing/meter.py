@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tuner.statistics import median_interval, undisturbed
+from tuner.timing.statistics import median_interval, undisturbed
 
 Call = Callable[[], None]
 

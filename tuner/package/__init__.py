@@ -1,0 +1,1 @@
+"""The frozen package and other forms in which winners leave the tuner."""
