@@ -28,12 +28,13 @@ from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.plan import subject_of
 from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, TunerError
 from tuner.render import Renderer
+from tuner.session import Subject
 from tuner.space import load_space
-from tuner.study import Subject
+from tuner.task import Compiled
 from tuner.template import ITEMSIZES
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
-from tuner.worker import Compiled, Lethal, Workers
+from tuner.worker import Lethal, Workers
 
 KERNEL, TEMPLATE, AUTOTUNE = "matmul", "triton", "triton.autotune"
 

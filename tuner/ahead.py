@@ -11,9 +11,10 @@ import numpy as np
 from tuner.feasible import FeasibleSet
 from tuner.records import Candidate, Rejection, Source
 from tuner.render import Renderer
+from tuner.session import Subject
 from tuner.store import Store
-from tuner.study import Subject
-from tuner.worker import Compiled, Lethal, Workers
+from tuner.task import Compiled
+from tuner.worker import Lethal, Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from tuner.catalog import Catalog, device_class
 from tuner.package.freeze import Autograd, FrozenKernel
 from tuner.records import DeviceInfo, UsageError, Workload
+from tuner.session import Subject
 from tuner.space import KernelSpec, load_space
-from tuner.study import Subject
+from tuner.task import Task
 from tuner.template import TemplateSpec
-from tuner.worker import Task
 
 
 @dataclass(frozen=True, slots=True)

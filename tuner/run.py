@@ -20,7 +20,8 @@ from tuner.records import (
     Winner,
     Workload,
 )
-from tuner.study import DefaultRejected, Session, Study, Subject
+from tuner.session import Session, Subject
+from tuner.study import DefaultRejected, Study
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
 from tuner.worker import Lethal

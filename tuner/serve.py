@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tuner import codec
 from tuner.blame import BlamedVariant, BlamingTimer, VariantError
@@ -22,10 +20,10 @@ from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Stage, TunerError, Workload
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.tether import die_with_parent
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 
-_PR_SET_PDEATHSIG = 1
 _COMPILE_NICENESS = 10
 
 Message = dict[str, Any]
@@ -212,7 +210,7 @@ def main(arguments: list[str]) -> None:
             id, the cache folder and the compiler.
     """
     role, name, requests, replies, parent, cache, compiler = arguments
-    _die_with_parent(role, int(parent))
+    die_with_parent(role, int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kind, index = split_device(name)
     device = device_class(kind)(index)
@@ -239,27 +237,6 @@ def main(arguments: list[str]) -> None:
                 send({"failure": str(error)})
             except Exception:
                 send({"failure": traceback.format_exc()})
-
-
-def _die_with_parent(role: str, parent: int) -> None:
-    """Ask the kernel to end this process when its parent is killed.
-
-    A compile child ends its whole process group, since the compilers that it started would
-    outlive it. A measuring child may be stuck in machine code and cannot handle a signal.
-    """
-    end = signal.SIGTERM if role == "compile" else signal.SIGKILL
-    if role == "compile":
-        signal.signal(signal.SIGTERM, _end_group)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, end)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
-def _end_group(number: int, frame: object) -> NoReturn:
-    del number, frame
-    os.killpg(0, signal.SIGKILL)
-    raise SystemExit
 
 
 if __name__ == "__main__":

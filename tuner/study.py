@@ -11,10 +11,9 @@ import optuna
 
 from tuner import sampler
 from tuner.budget import Countdown
-from tuner.feasible import FeasibleSet
+from tuner.guesses import guesses
 from tuner.records import (
     Candidate,
-    DeviceInfo,
     Measurement,
     Outcome,
     Rejection,
@@ -22,59 +21,15 @@ from tuner.records import (
     Trial,
     TunerError,
 )
-from tuner.render import Renderer
-from tuner.space import KernelSpec
-from tuner.store import Store
-from tuner.worker import Compiled, Lethal, Task, Workers
+from tuner.session import Session, Subject
+from tuner.task import Compiled
+from tuner.worker import Lethal
 
 _AHEAD_PER_JOB = 2
 
 
 class DefaultRejected(TunerError):
     """The default candidate is not eligible, so there is nothing to compare with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What the studies of one run share.
-
-    Attributes:
-        device: The device that is tuned for.
-        shares_host: Whether compiling beside a measurement disturbs it.
-        store: Where trials are kept.
-        workers: The child processes.
-        renderer: Renders the candidates.
-        jobs: Number of candidates that compile at the same time.
-        seed: Seed of everything random.
-    """
-
-    device: DeviceInfo
-    shares_host: bool
-    store: Store
-    workers: Workers
-    renderer: Renderer
-    jobs: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A workload with what is needed to tune for it.
-
-    Attributes:
-        spec: Its kernel.
-        task: The workload as children know it.
-        feasible: What may be tried.
-    """
-
-    spec: KernelSpec
-    task: Task
-    feasible: FeasibleSet
-
-    def render(self, renderer: Renderer, candidate: Candidate) -> Source:
-        """Return a candidate's source."""
-        language = self.spec.template(candidate.template).language
-        return renderer.render(self.spec.kernel, language, candidate)
 
 
 @dataclass(slots=True)
@@ -285,6 +240,6 @@ class Study:
                 self._study.add_trial(sampler.frozen_trial(feasible, trial))
 
     def _enqueue(self) -> None:
-        feasible = self._subject.feasible
-        for candidate in (feasible.default, *feasible.defaults, *feasible.seeds):
+        """Have the default tried first, then the experts' guesses and what won elsewhere."""
+        for candidate in guesses(self._subject, self._session.store.winners):
             self._study.enqueue_trial(sampler.as_params(candidate), skip_if_exists=True)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,60 +22,13 @@ from tuner.records import (
     Resources,
     Source,
     Stage,
-    Workload,
 )
+from tuner.task import DEFAULT_LIMITS, Compiled, Limits, Task
 
 OWN_PHASES = ("start", "prepare")
 """Phases in which a child runs the tuner's own code: losing it there blames no candidate."""
 
 _START_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A workload of one kernel, as children need to know it.
-
-    Attributes:
-        signature: The kernel's signature as JSON.
-        problem: The kernel's problem module.
-        workload: The workload.
-        device: The device that sources are compiled for.
-    """
-
-    signature: dict[str, Any]
-    problem: Path
-    workload: Workload
-    device: DeviceInfo
-
-    def message(self, operation: str, **values: object) -> dict[str, Any]:
-        """Return the request that asks a child for an operation on this workload."""
-        return {
-            "operation": operation,
-            "signature": self.signature,
-            "problem": str(self.problem),
-            "workload": codec.to_json(self.workload),
-            "device": codec.to_json(self.device),
-            **values,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A source that the compiler accepted."""
-
-    compile_s: float
-    resources: Resources
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long one candidate may take, in seconds."""
-
-    compile_s: float = 60.0
-    run_s: float = 60.0
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class Lethal(Exception):

@@ -22,15 +22,16 @@ from tuner.cli.devices import (
     workers_for,
 )
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
-from tuner.package.freeze import freeze
-from tuner.plan import Request, frozen_kernel, plan
+from tuner.cli.packaging import freeze_winners
+from tuner.plan import Request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import run
+from tuner.session import Session, Subject
 from tuner.space import load_space
-from tuner.store import Store, open_stores
-from tuner.study import Session, Subject
-from tuner.worker import Lethal, Limits, Workers
+from tuner.store import Store
+from tuner.task import Limits
+from tuner.worker import Lethal, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,68 +97,6 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         console.print(f"[red]{fault}[/red]")
     complete = len(results) == len(subjects)
     return 0 if complete and not faults and not _failures(results) else 1
-
-
-def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) -> list[Winner]:
-    """Freeze the winners that the templates still render as they were timed; return them."""
-    renderer = Renderer(catalog.template_folders)
-    specs = {
-        kernel: load_space(catalog.space_path(kernel))
-        for kernel in {winner.workload.kernel for winner in winners} & set(catalog.kernels)
-    }
-    current = []
-    for winner in winners:
-        spec = specs.get(winner.workload.kernel)
-        if spec is None:
-            continue
-        language = winner.source.language
-        rendered = renderer.render(spec.kernel, language, winner.candidate)
-        if rendered == winner.source:
-            current.append(winner)
-    if current:
-        used = sorted({winner.workload.kernel for winner in current})
-        kernels = [frozen_kernel(catalog, specs[kernel]) for kernel in used]
-        freeze(current, kernels, output, templates=catalog.template_folders[-1])
-    return current
-
-
-def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
-    """Write the package from the winners of every architecture in a store."""
-    winners = [winner for store in open_stores(root) for winner in store.winners]
-    if not winners:
-        raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
-    current = freeze_winners(catalog, winners, output)
-    click.echo(f"{output}: {len(current)} winners frozen")
-    if stale := len(winners) - len(current):
-        click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
-
-
-def check_package(catalog: Catalog, output: Path) -> int:
-    """Print what differs between a package and what would be frozen; return the exit status."""
-    from tuner.package.drift import check
-
-    kernels = [
-        frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
-        for kernel in catalog.kernels
-        if (output / kernel).is_dir()
-    ]
-    renderer = Renderer(catalog.template_folders)
-    drifts = check(output, kernels, renderer, templates=catalog.template_folders[-1])
-    for drift in drifts:
-        click.echo(drift, err=True)
-    click.echo(f"{output}: {len(drifts)} differences")
-    return 1 if drifts else 0
-
-
-def export_store(form: str, root: Path, output: Path) -> None:
-    """Write the winners or trials of a store in a format that others read."""
-    from tuner.package.export import write
-
-    stores = open_stores(root)
-    winners = [winner for store in stores for winner in store.winners]
-    trials = [trial for store in stores for trial in store.trials]
-    for path in write(form, output, winners=winners, trials=trials):
-        click.echo(str(path))
 
 
 def show_kernel(

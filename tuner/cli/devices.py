@@ -10,7 +10,8 @@ from pathlib import Path
 from tuner.catalog import device_class, device_kinds, split_device
 from tuner.child import ChildSpec
 from tuner.records import DeviceInfo, TunerError
-from tuner.worker import DEFAULT_LIMITS, Limits, Workers
+from tuner.task import DEFAULT_LIMITS, Limits
+from tuner.worker import Workers
 
 
 def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:

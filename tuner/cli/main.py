@@ -183,7 +183,7 @@ def explain(number: int | None, kernel: str | None, store: Path) -> None:
 @kernels_option
 def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> None:
     """Write the package from the store's winners, or check the one that is there."""
-    from tuner.cli.commands import check_package, freeze_store
+    from tuner.cli.packaging import check_package, freeze_store
 
     if check:
         sys.exit(check_package(Catalog(folders), output))
@@ -196,7 +196,7 @@ def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> N
 @store_option
 def export(form: str, output: Path, store: Path) -> None:
     """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
-    from tuner.cli.commands import export_store
+    from tuner.cli.packaging import export_store
 
     export_store(form, store, output)
 

@@ -1,0 +1,78 @@
+"""`tune freeze` and `tune export`: how winners leave the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tuner.catalog import Catalog
+from tuner.package.freeze import freeze
+from tuner.plan import frozen_kernel
+from tuner.records import UsageError, Winner
+from tuner.render import Renderer
+from tuner.space import load_space
+from tuner.store import open_stores
+
+
+def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) -> list[Winner]:
+    """Freeze the winners that the templates still render as they were timed; return them."""
+    renderer = Renderer(catalog.template_folders)
+    specs = {
+        kernel: load_space(catalog.space_path(kernel))
+        for kernel in {winner.workload.kernel for winner in winners} & set(catalog.kernels)
+    }
+    current = []
+    for winner in winners:
+        spec = specs.get(winner.workload.kernel)
+        if spec is None:
+            continue
+        language = winner.source.language
+        rendered = renderer.render(spec.kernel, language, winner.candidate)
+        if rendered == winner.source:
+            current.append(winner)
+    if current:
+        used = sorted({winner.workload.kernel for winner in current})
+        kernels = [frozen_kernel(catalog, specs[kernel]) for kernel in used]
+        freeze(current, kernels, output, templates=catalog.template_folders[-1])
+    return current
+
+
+def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
+    """Write the package from the winners of every architecture in a store."""
+    winners = [winner for store in open_stores(root) for winner in store.winners]
+    if not winners:
+        raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
+    current = freeze_winners(catalog, winners, output)
+    click.echo(f"{output}: {len(current)} winners frozen")
+    if stale := len(winners) - len(current):
+        click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
+
+
+def check_package(catalog: Catalog, output: Path) -> int:
+    """Print what differs between a package and what would be frozen; return the exit status."""
+    from tuner.package.drift import check
+
+    kernels = [
+        frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
+        for kernel in catalog.kernels
+        if (output / kernel).is_dir()
+    ]
+    renderer = Renderer(catalog.template_folders)
+    drifts = check(output, kernels, renderer, templates=catalog.template_folders[-1])
+    for drift in drifts:
+        click.echo(drift, err=True)
+    click.echo(f"{output}: {len(drifts)} differences")
+    return 1 if drifts else 0
+
+
+def export_store(form: str, root: Path, output: Path) -> None:
+    """Write the winners or trials of a store in a format that others read."""
+    from tuner.package.export import write
+
+    stores = open_stores(root)
+    winners = [winner for store in stores for winner in store.winners]
+    trials = [trial for store in stores for trial in store.trials]
+    for path in write(form, output, winners=winners, trials=trials):
+        click.echo(str(path))

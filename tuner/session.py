@@ -1,0 +1,56 @@
+"""What the studies of one run share, and what one study is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.feasible import FeasibleSet
+from tuner.records import Candidate, DeviceInfo, Source
+from tuner.render import Renderer
+from tuner.space import KernelSpec
+from tuner.store import Store
+from tuner.task import Task
+from tuner.worker import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the studies of one run share.
+
+    Attributes:
+        device: The device that is tuned for.
+        shares_host: Whether compiling beside a measurement disturbs it.
+        store: Where trials are kept.
+        workers: The child processes.
+        renderer: Renders the candidates.
+        jobs: Number of candidates that compile at the same time.
+        seed: Seed of everything random.
+    """
+
+    device: DeviceInfo
+    shares_host: bool
+    store: Store
+    workers: Workers
+    renderer: Renderer
+    jobs: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A workload with what is needed to tune for it.
+
+    Attributes:
+        spec: Its kernel.
+        task: The workload as children know it.
+        feasible: What may be tried.
+    """
+
+    spec: KernelSpec
+    task: Task
+    feasible: FeasibleSet
+
+    def render(self, renderer: Renderer, candidate: Candidate) -> Source:
+        """Return a candidate's source."""
+        language = self.spec.template(candidate.template).language
+        return renderer.render(self.spec.kernel, language, candidate)
