@@ -67,7 +67,7 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
         )
     subjects = []
     for spec in specs:
-        for workload in _workloads(spec, device.kind, request):
+        for workload in dict.fromkeys(_workloads(spec, device.kind, request)):
             subjects.append(subject_of(catalog, device, spec, workload))
     if not subjects:
         sets = request.sets or (device_class(device.kind).starter,)

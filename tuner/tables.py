@@ -74,7 +74,13 @@ def read_tables(path: Path) -> list[Table]:
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"{path}: is not {_FORMATS}: {problem}") from error
-    return [_table(space, rows, path) for space, rows in spaces.items()]
+    if not any(time is not None for rows in spaces.values() for _, time in rows):
+        raise UsageError(f"{path}: holds no time")
+    return [
+        _table(space, rows)
+        for space, rows in spaces.items()
+        if any(time is not None for _, time in rows)
+    ]
 
 
 def _csv_rows(text: str) -> Iterator[Row]:
@@ -118,7 +124,7 @@ def _store_rows(text: str) -> dict[str, list[Row]]:
     spaces: dict[str, list[Row]] = {}
     for line in text.splitlines():
         trial = json.loads(line).get("trial")
-        if not trial or trial["outcome"].get("stage") == _INFEASIBLE:
+        if trial is None or trial["outcome"].get("stage") == _INFEASIBLE:
             continue
         workload = trial["workload"]
         shape = {**workload["dims"], **workload["flags"], "dtype": workload["dtype"]}
@@ -137,10 +143,8 @@ def _row(parameters: Mapping[str, Value], time: object) -> Row:
     return Candidate.of(template, values), float(time) if good else None  # type: ignore[arg-type]
 
 
-def _table(space: str, rows: Sequence[Row], path: Path) -> Table:
+def _table(space: str, rows: Sequence[Row]) -> Table:
     """Return the table of some rows; of rows of one candidate, the last counts."""
-    if all(time is None for _, time in rows):
-        raise UsageError(f"{path}: {space} holds no time")
     groups: dict[str, list[Candidate]] = {}
     for candidate in dict(rows):
         groups.setdefault(candidate.template, []).append(candidate)
