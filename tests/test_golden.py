@@ -13,7 +13,12 @@ from tuner.space import load_space
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def renders():
+def renders() -> list:
+    """Return a test parameter for every file: its name and its text."""
+    return list(_renders())
+
+
+def _renders():
     catalog = Catalog()
     renderer = Renderer(catalog.template_folders)
     for kernel in catalog.kernels:

@@ -149,7 +149,9 @@ def test_a_replay_sums_up_its_runs(tmp_path, sampler):
 
 
 def test_shares_are_of_the_budgets_that_were_spent(tmp_path):
-    lines = ["A,B,time_ms"] + [f"{a},{b},{1 + (a - 5) ** 2 + b}" for a in range(9) for b in range(9)]
+    lines = ["A,B,time_ms"] + [
+        f"{a},{b},{1 + (a - 5) ** 2 + b}" for a in range(9) for b in range(9)
+    ]
     path = tmp_path / "bowl.csv"
     path.write_text("\n".join(lines))
     [table] = read_tables(path)

@@ -101,6 +101,9 @@ class Builder(ABC):
     languages: ClassVar[tuple[str, ...]]
     specialises: ClassVar[bool] = False
 
+    def warm_up(self) -> None:  # noqa: B027 - few builders have anything to import
+        """Import what compiling needs."""
+
     @abstractmethod
     def compile(self, task: BuildTask) -> Resources:
         """Compile into the task's cache; needs no device and may run beside a measurement.

@@ -87,8 +87,11 @@ class Server:
             return {"rejection": codec.to_json(rejection), "poisoned": self._poisoned()}
 
     def _ready(self, message: Message) -> Message:
-        """Import and calibrate what a measurement needs, which takes seconds."""
-        if message["measures"]:
+        """Import what will be needed, and calibrate the clock for measurements."""
+        if not message["measures"]:
+            for language in self._device.languages:
+                builder_for(language).warm_up()
+        else:
             self._announce("prepare")
             import tuner.bench  # noqa: F401 - loads torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,7 @@ class Workers:
         self._limits = limits
         self._local = threading.local()
         self._children: set[Child] = set()
+        self._jobs = jobs
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="compile")
         self._measuring: Child | None = None
         self._prepared: Task | None = None
@@ -69,6 +70,10 @@ class Workers:
         """
         reply = self._ask({"operation": "info"}, timeout_s=_START_TIMEOUT_S)
         return codec.from_json(DeviceInfo, reply["info"])
+
+    def warm_up(self) -> None:
+        """Start every compile child, so that no candidate's time goes into their imports."""
+        wait([self._pool.submit(self._compile_child) for _ in range(self._jobs)])
 
     def path_of(self, source: Source) -> Path:
         """Return the file of a source, written if it is not there."""
@@ -169,11 +174,7 @@ class Workers:
         return {"path": str(self.path_of(source)), "language": source.language}
 
     def _compile(self, message: dict[str, Any]) -> Compiled | Rejection:
-        child: Child | None = getattr(self._local, "child", None)
-        if child is None:
-            child = self._local.child = Child("compile", self._spec)
-            self._children.add(child)
-            child.request({"operation": "ready", "measures": False}, timeout_s=_START_TIMEOUT_S)
+        child = self._compile_child()
         with self._casualties(child):
             try:
                 reply = child.request(message, timeout_s=self._limits.compile_s)

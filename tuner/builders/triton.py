@@ -27,6 +27,11 @@ class TritonBuilder(Builder):
     languages: ClassVar[tuple[str, ...]] = ("triton", "gluon")
     specialises: ClassVar[bool] = True
 
+    def warm_up(self) -> None:
+        """Import torch and triton."""
+        import torch  # noqa: F401
+        import triton  # noqa: F401
+
     def compile(self, task: BuildTask) -> Resources:
         """Compile every kernel that the host function launches on the task's workload."""
         if task.device.kind == "interpreter":

@@ -86,6 +86,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
             seed=options.seed,
         )
         console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
+        workers.warm_up()
         results = run(session, subjects, budget, progress)
         freeze_winners(catalog, store.winners, options.output)
         faults = list(_verify_frozen(workers, subjects, results))

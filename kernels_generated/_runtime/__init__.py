@@ -1,0 +1,1 @@
+"""What runs beside a kernel: used by the tuner and copied into every frozen package."""

@@ -1,0 +1,223 @@
+"""A frozen kernel: checks a call's arguments, picks the variant, allocates and runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .dispatch import Choice, Dispatch
+from .signature import Scalar, Signature, TensorSpec
+from .variant import Variant, load_variant
+
+PLANS_LIMIT = 4096
+"""Calls of different shapes that are remembered; a longer list starts anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known of a call once its devices, dtypes, shapes and flags are known.
+
+    Attributes:
+        variant: The loaded variant; None where every output is empty.
+        extents: Extent of every dim.
+        outputs: Name, shape and element type of every output.
+        options: Value of every flag and the default of every scalar.
+        copied: Names of the inputs that must be contiguous.
+        device: Where the call runs.
+    """
+
+    variant: Variant | None
+    extents: dict[str, int]
+    outputs: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+    options: dict[str, Scalar]
+    copied: tuple[str, ...]
+    device: torch.device
+
+
+class Kernel:
+    """A frozen kernel of a package.
+
+    Args:
+        package: Name of the package, for messages.
+        folder: The kernel's folder.
+        signature: Its signature.
+    """
+
+    def __init__(self, package: str, folder: Path, signature: Signature) -> None:
+        self.signature, self.folder = signature, folder
+        self.label = f"{package}.{signature.kernel}"
+        self.dispatch = Dispatch(package, folder, signature)
+        self._inputs = tuple(spec.name for spec in signature.inputs)
+        self._flags = {name: choices[0] for name, choices in signature.flags}
+        self._scalars = tuple(name for name, _ in signature.scalars)
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._variants: dict[Path, Variant] = {}
+        self._lock = threading.Lock()
+
+    def run(self, *inputs: Tensor, **options: Scalar | None) -> Any:
+        """Run the kernel on its inputs and return its outputs: the operation's implementation.
+
+        Args:
+            inputs: The inputs in the signature's order.
+            options: Flags and scalars; a scalar that is None takes its default expression.
+        """
+        flags = tuple([options.get(name, default) for name, default in self._flags.items()])
+        key = (flags, *((item.shape, item.dtype, item.device) for item in inputs))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, inputs, dict(zip(self._flags, flags, strict=True)))
+        tensors = dict(zip(self._inputs, inputs, strict=True))
+        for name in plan.copied:
+            tensors[name] = tensors[name].contiguous()
+        for name, shape, dtype in plan.outputs:
+            tensors[name] = torch.empty(shape, dtype=dtype, device=plan.device)
+        if plan.variant is not None:
+            values = plan.options
+            given = {
+                name: options[name] for name in self._scalars if options.get(name) is not None
+            }
+            if given:
+                values = cast("dict[str, Scalar]", {**values, **given})
+            _call(plan.variant.bind(tensors, plan.extents, values), plan.device)
+        outputs = tuple([tensors[name] for name, _, _ in plan.outputs])
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def chosen(
+        self,
+        *,
+        dtype: str | None = None,
+        device: str | torch.device | None = None,
+        **values: Scalar,
+    ) -> Choice:
+        """Return which variant serves a shape, and why.
+
+        Args:
+            dtype: Torch's name of the element type; None stands for the only one that is served.
+            device: A device; None stands for the accelerator, where something is frozen for one
+                and one is here, else the CPU.
+            values: Extents of the dims and values of the flags.
+        """
+        flag_names = set(self._flags)
+        extents = {name: value for name, value in values.items() if name not in flag_names}
+        flags = {name: value for name, value in values.items() if name in flag_names}
+        served = sorted(
+            {name for item in self.dispatch.manifests for name in item.data["defaults"]}
+        )
+        if dtype is None and len(served) != 1:
+            raise ValueError(f"{self.label}: dtype must be one of {', '.join(served) or 'none'}")
+        return self.dispatch.choose(
+            self.signature.complete(cast("dict[str, int]", extents)),
+            dtype=dtype or served[0],
+            flags=self.signature.complete_flags(flags),
+            device=self._device(device),
+        )
+
+    def variant(self, path: Path, language: str) -> Variant:
+        """Return a loaded file of the package, compiled or imported at its first use."""
+        with self._lock:
+            if path not in self._variants:
+                self._variants[path] = load_variant(
+                    self.signature, language, path=path, compiler=os.environ.get("CXX")
+                )
+            return self._variants[path]
+
+    def _device(self, device: str | torch.device | None) -> torch.device:
+        if device is not None:
+            return torch.device(device)
+        elsewhere = any(item.kind != "cpu" for item in self.dispatch.manifests)
+        if elsewhere and torch.accelerator.is_available():
+            return torch.device(torch.accelerator.current_accelerator() or "cpu")
+        return torch.device("cpu")
+
+    def _plan(self, key: tuple[Any, ...], inputs: Sequence[Tensor], flags: dict[str, Any]) -> Plan:
+        """Check a call of a new kind, find its variant and remember both."""
+        signature = self.signature
+        first = workload_tensor(signature, inputs)
+        check_kinds(signature, inputs)
+        extents = signature.bind(dict(zip(self._inputs, inputs, strict=True)))
+        flags = signature.complete_flags(flags)
+        outputs = tuple(
+            (spec.name, shape, dtype_of(spec, first.dtype))
+            for spec, shape in signature.shapes(signature.outputs, extents)
+        )
+        variant = None
+        if any(0 not in shape for _, shape, _ in outputs):
+            choice = self.dispatch.choose(
+                extents, dtype=_name(first.dtype), flags=flags, device=first.device
+            )
+            path = self.folder / choice.arch / choice.file
+            variant = self.variant(path, choice.language)
+        strided = variant.strided if variant is not None else frozenset(self._inputs)
+        plan = Plan(
+            variant,
+            extents,
+            outputs,
+            {**flags, **signature.default_scalars(extents)} if variant is not None else {},
+            tuple(name for name in self._inputs if name not in strided),
+            first.device,
+        )
+        if len(self._plans) >= PLANS_LIMIT:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+
+def workload_tensor(signature: Signature, inputs: Sequence[Tensor]) -> Tensor:
+    """Return the first input whose element type is the workload's."""
+    for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        if spec.dtype is None:
+            return tensor
+    return inputs[0]
+
+
+def check_kinds(signature: Signature, inputs: Sequence[Tensor]) -> None:
+    """Raise if the inputs' devices or element types are not what the signature says.
+
+    Raises:
+        ValueError: They are on several devices.
+        TypeError: An element type differs from the workload's or from the signature's.
+    """
+    first = workload_tensor(signature, inputs)
+    for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{signature.kernel}: all inputs must be on one device, but {spec.name} is on "
+                f"{tensor.device} and others are on {first.device}"
+            )
+        wanted = dtype_of(spec, first.dtype)
+        if tensor.dtype != wanted:
+            raise TypeError(
+                f"{signature.kernel}: {spec.name} must be {_name(wanted)} here, but got "
+                f"{_name(tensor.dtype)}{_autocast_hint(first.device)}"
+            )
+
+
+def dtype_of(spec: TensorSpec, workload: torch.dtype) -> torch.dtype:
+    """Return the element type of a tensor in a workload of some dtype."""
+    return workload if spec.dtype is None else cast(torch.dtype, getattr(torch, spec.dtype))
+
+
+def _call(call: Callable[[], None], device: torch.device) -> None:
+    """Call a bound variant with its device as the current one, as Triton's launches need it."""
+    if device.index is None or device.index == torch.accelerator.current_device_index():
+        call()
+        return
+    with torch.accelerator.device_index(device.index):
+        call()
+
+
+def _autocast_hint(device: torch.device) -> str:
+    if not torch.is_autocast_enabled(device.type):
+        return ""
+    return "; autocast does not convert its inputs: convert them before the call"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,62 @@
+"""Past torch's dispatcher where nothing but the kernel would see the call.
+
+The dispatcher and its autograd layer cost several times what a frozen kernel's own checks do, and
+a small kernel's call is bound by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_C: Any = torch._C
+
+
+def with_shortcut(
+    operation: Callable[..., Any], implementation: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function that calls the operation, or its implementation where that is the same.
+
+    Where torch does not let us tell, it is the operation itself.
+
+    Args:
+        operation: The registered operation.
+        implementation: What the dispatcher would call in the end; it takes the same arguments.
+    """
+    try:
+        _is_observed()
+    except AttributeError:  # another torch, whose inner names differ
+        return operation
+
+    def call(*inputs: Tensor, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or _is_observed() or not all(map(_is_plain, inputs)):
+            return operation(*inputs, **options)
+        return implementation(*inputs, **options)
+
+    return call
+
+
+def _is_observed() -> bool:
+    """Whether a mode, a function transform, a tracer or a profiler wants to see operations."""
+    return bool(
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or _C._get_tracing_state() is not None
+        or _C._autograd._profiler_enabled()
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has its values in memory as they are, and needs no gradient."""
+    return (
+        type(tensor) in _PLAIN
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not (tensor.is_meta or tensor.is_neg() or tensor.is_conj())
+    )

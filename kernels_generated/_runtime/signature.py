@@ -1,0 +1,191 @@
+"""What a kernel takes and gives: named tensors whose shapes are lists of named dims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .expression import Expression
+
+if TYPE_CHECKING:
+    import torch
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a signature.
+
+    Attributes:
+        name: Name of the argument.
+        shape: Names of its dims, outermost first.
+        dtype: Torch's name of the element type; None stands for the workload's.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of a kernel and what they must satisfy.
+
+    Attributes:
+        kernel: Name of the kernel.
+        inputs: Tensors that a variant reads, in call order.
+        outputs: Tensors that a variant writes, in call order.
+        flags: Names and choices of the options that belong to the workload; default first.
+        scalars: Names of run-time numbers with their default as an expression over dims.
+        defaults: Dims that a workload may leave out, with the expression that stands in.
+        valid: Conditions over dims that every workload satisfies.
+    """
+
+    kernel: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    flags: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
+    scalars: tuple[tuple[str, str], ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+    valid: tuple[str, ...] = ()
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of all dims, in order of first appearance."""
+        shapes = (spec.shape for spec in (*self.inputs, *self.outputs))
+        return tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Signature:
+        """Return the signature that `to_json` wrote."""
+        return cls(
+            data["kernel"],
+            tuple(_spec_of(item) for item in data["inputs"]),
+            tuple(_spec_of(item) for item in data["outputs"]),
+            tuple((name, tuple(choices)) for name, choices in data["flags"].items()),
+            tuple(data["scalars"].items()),
+            tuple(data["defaults"].items()),
+            tuple(data["valid"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain lists and dictionaries that say the same; their order has a meaning."""
+        return {
+            "kernel": self.kernel,
+            "inputs": [_json_of(spec) for spec in self.inputs],
+            "outputs": [_json_of(spec) for spec in self.outputs],
+            "flags": {name: list(choices) for name, choices in self.flags},
+            "scalars": dict(self.scalars),
+            "defaults": dict(self.defaults),
+            "valid": list(self.valid),
+        }
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Return the extent of every dim, read off the inputs' shapes.
+
+        Args:
+            tensors: The inputs by name.
+
+        Raises:
+            ValueError: A tensor has another rank, two tensors disagree about a dim, or the
+                extents break a condition of the signature.
+        """
+        extents: dict[str, int] = {}
+        for spec in self.inputs:
+            shape = tuple(tensors[spec.name].shape)
+            if len(shape) != len(spec.shape):
+                raise ValueError(self.rank_message(spec, shape))
+            for dim, extent in zip(spec.shape, shape, strict=True):
+                if extents.setdefault(dim, extent) != extent:
+                    raise ValueError(
+                        f"{self.kernel}: {dim} of {spec.name} is {extent}, but the inputs before "
+                        f"it say {dim}={extents[dim]}"
+                    )
+        self.check(extents)
+        return {dim: extents[dim] for dim in self.dims}
+
+    def rank_message(self, spec: TensorSpec, shape: tuple[int, ...]) -> str:
+        """Return what to say of a tensor whose rank is not its spec's."""
+        wanted = ", ".join(spec.shape)
+        return f"{self.kernel}: {spec.name} must have the shape [{wanted}], but got {list(shape)}"
+
+    def check(self, extents: Mapping[str, int]) -> None:
+        """Raise ValueError if the extents break a condition of the signature."""
+        for condition in self.valid:
+            if not expression(condition, self.kernel).evaluate(extents):
+                raise ValueError(
+                    f"{self.kernel}: `{condition}` must hold, but got "
+                    + ", ".join(f"{dim}={extent}" for dim, extent in extents.items())
+                )
+
+    def shapes(
+        self, specs: tuple[TensorSpec, ...], extents: Mapping[str, int]
+    ) -> Iterator[tuple[TensorSpec, tuple[int, ...]]]:
+        """Yield each tensor with its shape in numbers."""
+        for spec in specs:
+            yield spec, tuple(extents[dim] for dim in spec.shape)
+
+    def complete(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """Return the extent of every dim, those left out filled in by their defaults.
+
+        Raises:
+            ValueError: A dim is unknown, or missing without a default, or the extents break a
+                condition of the signature.
+        """
+        known = dict(extents)
+        if unknown := set(known).difference(self.dims):
+            raise ValueError(
+                f"{self.kernel}: unknown dim {', '.join(sorted(unknown))}; "
+                f"known: {', '.join(self.dims)}"
+            )
+        for dim, text in self.defaults:
+            if dim not in known:
+                known[dim] = int(expression(text, self.kernel).evaluate(known))
+        if missing := [dim for dim in self.dims if dim not in known]:
+            raise ValueError(f"{self.kernel}: no extent for {', '.join(missing)}")
+        self.check(known)
+        return {dim: known[dim] for dim in self.dims}
+
+    def complete_flags(self, flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the value of every flag, those left out set to their first choice.
+
+        Raises:
+            ValueError: A flag is unknown or its value is not one of its choices.
+        """
+        if unknown := set(flags).difference(name for name, _ in self.flags):
+            known = ", ".join(name for name, _ in self.flags) or "none"
+            raise ValueError(
+                f"{self.kernel}: unknown flag {', '.join(sorted(unknown))}; known: {known}"
+            )
+        complete = {name: flags.get(name, choices[0]) for name, choices in self.flags}
+        for name, choices in self.flags:
+            if complete[name] not in choices:
+                raise ValueError(
+                    f"{self.kernel}: {name} must be one of "
+                    f"{', '.join(map(repr, choices))}, but got {complete[name]!r}"
+                )
+        return complete
+
+    def default_scalars(self, extents: Mapping[str, int]) -> dict[str, float]:
+        """Return the default of every scalar for these extents."""
+        return {
+            name: float(expression(text, self.kernel).evaluate(extents))
+            for name, text in self.scalars
+        }
+
+
+@cache
+def expression(text: str, where: str) -> Expression:
+    """Return the compiled expression: operations evaluate the same few again and again."""
+    return Expression(text, where)
+
+
+def _spec_of(data: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(data["name"], tuple(data["shape"]), data["dtype"])
+
+
+def _json_of(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
