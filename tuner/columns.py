@@ -134,7 +134,8 @@ def _merge(mask: NDArray[np.bool_], inside: Column, outside: Column) -> Column:
 
 def _number(value: Operand) -> Operand:
     """Return booleans as the integers that Python's arithmetic takes them for."""
-    return value.astype(np.int64) if np.ndim(value) and value.dtype == bool else value
+    is_boolean = isinstance(value, np.ndarray | np.bool_) and value.dtype == bool
+    return value.astype(np.int64) if is_boolean else value
 
 
 def _product(left: Operand, right: Operand) -> Operand:

@@ -9,8 +9,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from tuner.combinations import Keys
+from tuner.covariance import Array, Kernel, Scales
 from tuner.feasible import FeasibleSet
-from tuner.surrogate import Array, Kernel, Posterior, Scales, fit
+from tuner.surrogate import Posterior, fit
 
 POOL = 20_000
 """The most candidates that are compared at a time; of a larger set, a sample."""
@@ -21,8 +22,10 @@ STARTS = 5
 _MODELLED = 256
 """The most times that the model is built from: the best half and a random rest."""
 
-_NEAR_EVERY = 4
-"""Each so many proposals only look at the neighbours of the best candidate."""
+_AMBITION = 0.5
+"""The improvement that counts as one, in standard deviations of the times' logarithms.
+
+Expected improvement over the best alone lingers on plateaus of almost equal candidates."""
 
 _REFIT_GROWTH = 1.15
 """The model is fitted anew when the number of times has grown by this factor."""
@@ -46,7 +49,6 @@ class Search:
         self._scales = self._kernel.prior
         self._pool: Keys = feasible.sample(POOL, self._random)
         self._hot = self._kernel.one_hot(feasible.codes(self._pool))
-        self._proposals = 0
         self._fitted = 0
         self._best = -1
         self._times: _Model | None = None
@@ -66,13 +68,8 @@ class Search:
         times = {key: time for key, time in outcomes.items() if time is not None}
         if len(taken) < STARTS or len(times) < 3:
             return self._most_distant(taken)
-        self._proposals += 1
         gain = self._gain(times, running) * self._chance(outcomes)
         gain[np.isin(self._pool, taken)] = -1.0
-        if self._proposals % _NEAR_EVERY == 0:
-            near = np.isin(self._pool, self._feasible.neighbours(self._best))
-            if gain.max(where=near, initial=-1.0) >= 0.0:
-                gain[~near] = -1.0
         place = int(gain.argmax())
         return int(self._pool[place]) if gain[place] >= 0.0 else self._most_distant(taken)
 
@@ -100,7 +97,7 @@ class Search:
             self._fitted = len(times)
         self._times.include([*times, *running])
         mean, spread = self._times.predict(levels)
-        ahead = (min(levels.values()) - mean) / spread
+        ahead = (min(levels.values()) - _AMBITION - mean) / spread
         density = np.exp(-0.5 * ahead * ahead) / math.sqrt(2 * math.pi)
         gain: Array = spread * (ahead * ndtr(ahead) + density)
         return gain

@@ -185,6 +185,15 @@ class Workers:
             return codec.from_json(Rejection, reply["rejection"])
         return Compiled(reply["compile_s"], codec.from_json(Resources, reply["resources"]))
 
+    def _compile_child(self) -> Child:
+        """Return the compile child of this thread, started if there is none."""
+        child: Child | None = getattr(self._local, "child", None)
+        if child is None:
+            child = self._local.child = Child("compile", self._spec)
+            self._children.add(child)
+            child.request({"operation": "ready", "measures": False}, timeout_s=_START_TIMEOUT_S)
+        return child
+
     def _measure(self, task: Task, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Ask the measuring child about a variant of a task that it was prepared for."""
         if self._measuring is None or self._prepared != task:
