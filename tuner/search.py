@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from tuner.combinations import Keys
-from tuner.covariance import Array, Kernel, Scales
+from tuner.covariance import Array, Kernel
 from tuner.feasible import FeasibleSet
 from tuner.surrogate import Posterior, fit
 
@@ -22,15 +23,19 @@ STARTS = 5
 _MODELLED = 256
 """The most times that the model is built from: the best half and a random rest."""
 
-_AMBITION = 0.5
-"""The improvement that counts as one, in standard deviations of the times' logarithms.
+_AMBITION = 10.0
+"""Over the number of times: the improvement that counts, in units of the model, at most one.
 
 Expected improvement over the best alone lingers on plateaus of almost equal candidates."""
+
+MODELLED = 256
+"""The most values that a model is built from."""
 
 _REFIT_GROWTH = 1.15
 """The model is fitted anew when the number of times has grown by this factor."""
 
-_LABEL_NOISE = math.log(0.2)
+_DOUBT = 0.1
+"""Standard deviation that the model of failures has at least, failures being 0 or 1."""
 
 
 class Search:
@@ -46,13 +51,9 @@ class Search:
         self._feasible = feasible
         self._random = np.random.default_rng(seed)
         self._kernel = Kernel(feasible.choices)
-        self._scales = self._kernel.prior
-        self._pool: Keys = feasible.sample(POOL, self._random)
-        self._hot = self._kernel.one_hot(feasible.codes(self._pool))
-        self._fitted = 0
         self._best = -1
-        self._times: _Model | None = None
-        self._labels: _Model | None = None
+        self._pool: Keys = np.empty(0, np.int64)
+        self._widen(feasible.sample(POOL, self._random))
 
     def propose(
         self, outcomes: Mapping[int, float | None], running: Iterable[int] = ()
@@ -68,7 +69,13 @@ class Search:
         times = {key: time for key, time in outcomes.items() if time is not None}
         if len(taken) < STARTS or len(times) < 3:
             return self._most_distant(taken)
-        gain = self._gain(times, running) * self._chance(outcomes)
+        best = min(times, key=times.__getitem__)
+        if best != self._best:
+            self._best = best
+            self._widen(self._feasible.neighbours(best))
+        gain = self._gain(times, running)
+        if len(times) < len(outcomes):
+            gain *= self._chance(outcomes)
         gain[np.isin(self._pool, taken)] = -1.0
         place = int(gain.argmax())
         return int(self._pool[place]) if gain[place] >= 0.0 else self._most_distant(taken)
@@ -88,77 +95,73 @@ class Search:
 
     def _gain(self, times: Mapping[int, float], running: Iterable[int]) -> Array:
         """Return the expected improvement over the best time, in units of the model."""
-        best = min(times, key=times.__getitem__)
-        levels = dict(zip(times, _levels(np.array(list(times.values()))).tolist(), strict=True))
-        widened = best != self._best and self._widen(best)
-        self._best = best
-        if self._times is None or widened or len(times) >= _REFIT_GROWTH * self._fitted:
-            self._times = self._fitted_model(levels)
-            self._fitted = len(times)
-        self._times.include([*times, *running])
-        mean, spread = self._times.predict(levels)
-        ahead = (min(levels.values()) - _AMBITION - mean) / spread
+        levels = _levels(np.array(list(times.values())))
+        values = dict(zip(times, levels.tolist(), strict=True))
+        mean, spread = self._times.predict(values, running)
+        ambition = min(1.0, _AMBITION / len(times))
+        ahead = (levels.min() - ambition - mean) / spread
         density = np.exp(-0.5 * ahead * ahead) / math.sqrt(2 * math.pi)
         gain: Array = spread * (ahead * ndtr(ahead) + density)
         return gain
 
-    def _chance(self, outcomes: Mapping[int, float | None]) -> Array | float:
-        """Return the probability that a candidate does not fail."""
-        labels = {key: float(time is not None) for key, time in outcomes.items()}
-        rate = (sum(labels.values()) + 1) / (len(labels) + 1)
-        if rate == 1.0:
-            return 1.0
-        if self._labels is None:
-            self._labels = self._model(Scales(self._kernel.prior.weights, _LABEL_NOISE))
-        self._labels.include(outcomes)
-        mean, _ = self._labels.predict({key: label - rate for key, label in labels.items()})
-        return np.clip(rate + mean, 0.02, 1.0)
+    def _chance(self, outcomes: Mapping[int, float | None]) -> Array:
+        """Return the probability that a candidate does not fail: that its label is above half."""
+        labels = np.array([float(time is not None) for time in outcomes.values()])
+        rate, deviation = labels.mean(), labels.std()
+        values = dict(zip(outcomes, ((labels - rate) / deviation).tolist(), strict=True))
+        mean, spread = self._labels.predict(values)
+        doubt = np.hypot(deviation * spread, _DOUBT)
+        chance: Array = ndtr((rate + deviation * mean - 0.5) / doubt)
+        return chance
 
-    def _fitted_model(self, levels: Mapping[int, float]) -> _Model:
-        """Return a model of some times, fitted to the best half of them if they are many."""
-        keys = sorted(levels, key=levels.__getitem__)
-        half = _MODELLED // 2
-        if len(keys) > _MODELLED:
-            rest = self._random.choice(len(keys) - half, half, replace=False) + half
-            keys = keys[:half] + [keys[place] for place in rest]
-        codes = self._feasible.codes(np.array(keys))
-        values = np.array([levels[key] for key in keys])
-        self._scales = fit(self._kernel, codes, values, self._scales)
-        model = self._model(self._scales)
-        model.include(keys)
-        return model
-
-    def _model(self, scales: Scales) -> _Model:
-        return _Model(self._feasible, Posterior(self._kernel, scales, self._hot))
-
-    def _widen(self, best: int) -> bool:
-        """Add the neighbours of the best candidate to the pool; return whether any was new."""
-        new = np.setdiff1d(self._feasible.neighbours(best), self._pool)
+    def _widen(self, keys: Keys) -> None:
+        """Add candidates to those that are compared."""
+        new = np.setdiff1d(keys, self._pool)
         if len(new):
             self._pool = np.concatenate([self._pool, new])
-            self._hot = self._kernel.one_hot(self._feasible.codes(self._pool))
-            self._labels = None
-        return bool(len(new))
+            hot = self._kernel.one_hot(self._feasible.codes(self._pool))
+            self._times = _Model(self._feasible, self._kernel, hot)
+            self._labels = _Model(self._feasible, self._kernel, hot)
 
 
 class _Model:
-    """A posterior whose rows are known by their keys."""
+    """A process whose rows are known by their keys, fitted anew as they grow."""
 
-    def __init__(self, feasible: FeasibleSet, posterior: Posterior) -> None:
-        self._feasible = feasible
-        self._posterior = posterior
-        self._keys: dict[int, None] = {}
+    def __init__(self, feasible: FeasibleSet, kernel: Kernel, hot: NDArray[np.float32]) -> None:
+        self._feasible, self._kernel, self._hot = feasible, kernel, hot
+        self._scales = kernel.prior
+        self._fitted = 0
+        self._keys: list[int] = []
+        self._left_out: set[int] = set()
 
-    def include(self, keys: Iterable[int]) -> None:
-        """Add the rows that are not there yet."""
-        new = [key for key in keys if key not in self._keys]
+    def predict(
+        self, values: Mapping[int, float], running: Iterable[int] = ()
+    ) -> tuple[Array, Array]:
+        """Return the mean and standard deviation of every candidate of the pool."""
+        if len(values) >= _REFIT_GROWTH * self._fitted:
+            self._fit(values)
+        known = {*self._keys, *self._left_out}
+        new = [key for key in (*values, *running) if key not in known]
         if new:
             self._posterior.add(self._feasible.codes(np.array(new)))
-            self._keys.update(dict.fromkeys(new))
-
-    def predict(self, values: Mapping[int, float]) -> tuple[Array, Array]:
-        """Return the pool's means and standard deviations; see :class:`Posterior`."""
+            self._keys += new
         return self._posterior.predict(np.array([values.get(key, np.nan) for key in self._keys]))
+
+    def _fit(self, values: Mapping[int, float]) -> None:
+        """Fit the scales and begin a posterior; of many values, with those that matter."""
+        keys = sorted(values, key=values.__getitem__)
+        half = MODELLED // 2
+        if len(keys) > MODELLED:
+            # The best half and an even choice of the rest.
+            keys = keys[:half] + keys[half :: -(-(len(keys) - half) // half)]
+        codes = self._feasible.codes(np.array(keys))
+        self._scales = fit(
+            self._kernel, codes, np.array([values[key] for key in keys]), self._scales
+        )
+        self._posterior = Posterior(self._kernel, self._scales, self._hot)
+        self._fitted = len(values)
+        self._keys = []
+        self._left_out = values.keys() - keys
 
 
 def _levels(times: Array) -> Array:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tuner.combinations import TemplateSet
-from tuner.feasible import FeasibleSet
 from tuner.records import UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
 from tuner.runtime.signature import Signature, TensorSpec
 from tuner.schema import AutogradFile, SignatureFile, read_kernel_file
 from tuner.template import ITEMSIZES, TemplateSpec, template_spec
 from tuner.workload import parse_workload
+
+if TYPE_CHECKING:
+    from tuner.feasible import FeasibleSet
 
 LIMITS = (
     *("threads", "l1_bytes", "l2_bytes", "l3_bytes", "vector_bytes", "vector_registers"),
@@ -81,6 +83,9 @@ class KernelSpec:
             UsageError: If no template or no candidate is left; it names the constraint that
                 rejects most.
         """
+        from tuner.combinations import TemplateSet  # numpy, which listing kernels needs not
+        from tuner.feasible import FeasibleSet
+
         specs = [self.template(name) for name in only] if only else self.templates
         values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0)}
         chosen = [spec for spec in specs if device in spec.devices and dtype in spec.dtypes]
