@@ -93,7 +93,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     if options.as_json:
         click.echo(json.dumps([_result_json(result) for result in results], indent=2))
     console.print(results_table(results, progress.outcomes))
-    _print_next_steps(console, results, options)
+    _print_next_steps(console, subjects, results, options)
     for fault in faults:
         console.print(f"[red]{fault}[/red]")
     complete = len(results) == len(subjects)
@@ -169,11 +169,17 @@ def _verify_frozen(
 
 
 def _print_next_steps(
-    console: Console, results: Sequence[Winner | Failure], options: RunOptions
+    console: Console,
+    subjects: Sequence[Subject],
+    results: Sequence[Winner | Failure],
+    options: RunOptions,
 ) -> None:
-    kernels = sorted({result.workload.kernel for result in results if isinstance(result, Winner)})
-    if kernels:
-        console.print(f"import: from {options.output.name} import {', '.join(kernels)}")
+    names = {result.workload.kernel for result in results if isinstance(result, Winner)}
+    for section in (subject.spec.autograd for subject in subjects):
+        if section is not None and section.backward in names:
+            names.add(section.operation)
+    if names:
+        console.print(f"import: from {options.output.name} import {', '.join(sorted(names))}")
         console.print(
             f"export: tune export --format json --store {options.store} --output winners.json"
         )
