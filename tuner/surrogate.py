@@ -61,9 +61,9 @@ class Posterior:
         rest = self._kernel.correlation(self._scales, self._pool, rows[old:]).T
         if old:
             rest = rest - lower.astype(np.float32) @ self._projected[:old]
-        rest = solve_triangular(corner.astype(np.float32), rest, lower=True, check_finite=False)
-        self._projected[old:new] = rest
-        self._explained += np.einsum("ij,ij->j", rest, rest)
+        added = solve_triangular(corner.astype(np.float32), rest, lower=True, check_finite=False)
+        self._projected[old:new] = added
+        self._explained += np.einsum("ij,ij->j", added, added)
         self._factor, self._rows = factor, rows
 
     def predict(self, values: Array) -> tuple[Array, Array]:
