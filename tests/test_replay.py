@@ -132,10 +132,11 @@ def test_a_file_of_another_kind_is_an_error(tmp_path, name, text, message):
         read_tables(path)
 
 
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_replay_sums_up_its_runs(tmp_path, sampler):
+def test_a_replay_sums_up_its_runs(tmp_path, sampler, batch):
     [table] = read_tables(csv_table(tmp_path))
-    summary = replay(table, sampler, seeds=3, evaluations=100)
+    summary = replay(table, sampler, seeds=3, evaluations=100, batch=batch)
     assert summary.to_json() == {
         "space": "tiles",
         "sampler": sampler,

@@ -120,8 +120,7 @@ def _squared_differences(places: Array) -> Array:
 
 
 def matern(squared: NDArray[_Real]) -> NDArray[_Real]:
-    """Return the Matérn 5/2 correlation at squared distances."""
-    """Return the Matern-5/2 correlation at squared distances (Rasmussen and Williams, 4.17)."""
+    """Return the Matérn 5/2 correlation at squared distances (Rasmussen and Williams, 4.17)."""
     scaled = np.sqrt(5 * squared + 1e-12)
     correlation: NDArray[_Real] = (1 + scaled + scaled * scaled / 3) * np.exp(-scaled)
     return correlation

@@ -80,8 +80,12 @@ class Strategy(Protocol):
     def tell(self, key: int, time_ms: float | None) -> None:
         """Take in a candidate's time, None for a failure."""
 
+    def first(self, keys: list[int]) -> int:
+        """Return which of some candidates that were asked for should be evaluated first."""
+        return keys[0]
 
-def replay(table: Table, sampler: str, *, seeds: int, evaluations: int) -> Summary:
+
+def replay(table: Table, sampler: str, *, seeds: int, evaluations: int, batch: int = 1) -> Summary:
     """Return how a sampler does on a table, over several runs.
 
     Args:
@@ -89,6 +93,7 @@ def replay(table: Table, sampler: str, *, seeds: int, evaluations: int) -> Summa
         sampler: One of `SAMPLERS`.
         seeds: Number of runs.
         evaluations: Number of candidates that each run evaluates.
+        batch: Number of candidates that are asked for ahead, as they are to be compiled ahead.
 
     Raises:
         UsageError: If the sampler is unknown.
@@ -96,21 +101,22 @@ def replay(table: Table, sampler: str, *, seeds: int, evaluations: int) -> Summa
     if sampler not in SAMPLERS:
         raise UsageError(f"sampler {sampler!r} is unknown; known: {', '.join(SAMPLERS)}")
     make = SAMPLERS[sampler]
-    return summarise(
-        table.space,
-        sampler,
-        [search(table, make(table, seed), evaluations) for seed in range(seeds)],
-    )
+    runs = [search(table, make(table, seed), evaluations, batch) for seed in range(seeds)]
+    return summarise(table.space, sampler, runs)
 
 
-def search(table: Table, strategy: Strategy, evaluations: int) -> Run:
+def search(table: Table, strategy: Strategy, evaluations: int, batch: int = 1) -> Run:
     """Let a strategy search a table until its evaluations are spent or nothing is left."""
     shares, seconds = [], []
+    waiting: list[int] = []
     optimum, best = table.best_ms, math.inf
-    for _ in range(min(evaluations, len(table.feasible))):
-        start = time.perf_counter()
-        key = strategy.ask()
-        seconds.append(time.perf_counter() - start)
+    for done in range(min(evaluations, len(table.feasible))):
+        while len(waiting) < min(batch, len(table.feasible) - done):
+            start = time.perf_counter()
+            waiting.append(strategy.ask())
+            seconds.append(time.perf_counter() - start)
+        key = strategy.first(waiting)
+        waiting.remove(key)
         time_ms = table.times[key]
         strategy.tell(key, time_ms)
         best = min(best, math.inf if time_ms is None else time_ms)
@@ -132,30 +138,38 @@ def summarise(space: str, sampler: str, runs: list[Run]) -> Summary:
     )
 
 
-class _Tuner:
+class _Tuner(Strategy):
     """The tuner's own sampler, asked as a study asks it."""
 
     def __init__(self, table: Table, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._feasible = table.feasible
-        self._study = optuna.create_study(sampler=FeasibleSampler(table.feasible, seed))
+        self._sampler = FeasibleSampler(table.feasible, seed)
+        self._study = optuna.create_study(sampler=self._sampler)
+        self._trials: dict[int, optuna.Trial] = {}
 
     def ask(self) -> int:
         asked = ask(self._study, self._feasible)
         if asked is None:
             raise AssertionError("a table is searched no longer than it has candidates")
-        self._trial, candidate = asked
-        return self._feasible.key(candidate)
+        trial, candidate = asked
+        key = self._feasible.key(candidate)
+        self._trials[key] = trial
+        return key
 
     def tell(self, key: int, time_ms: float | None) -> None:
-        del key
+        trial = self._trials.pop(key)
         if time_ms is None:
-            self._study.tell(self._trial, state=TrialState.PRUNED)
+            self._study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(self._trial, time_ms)
+            self._study.tell(trial, time_ms)
+
+    def first(self, keys: list[int]) -> int:
+        trials = [self._trials[key] for key in keys]
+        return keys[trials.index(self._sampler.most_promising(self._study, trials))]
 
 
-class _Tpe:
+class _Tpe(Strategy):
     """Optuna's TPE over categories, each proposal moved to the nearest feasible new candidate."""
 
     def __init__(self, table: Table, seed: int) -> None:
@@ -190,7 +204,7 @@ class _Tpe:
             self._study.add_trial(create_trial(params=params, distributions=space, value=time_ms))
 
 
-class _Random:
+class _Random(Strategy):
     """Feasible candidates in random order."""
 
     def __init__(self, table: Table, seed: int) -> None:

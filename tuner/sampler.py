@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,18 +71,7 @@ class FeasibleSampler(BaseSampler):
             return {}
         if self._key(trial) is not None:
             return dict(trial.system_attrs[_FIXED])
-        outcomes: dict[int, float | None] = {}
-        running = []
-        for other in study.get_trials(deepcopy=False):
-            key = self._key(other) if other.number != trial.number else None
-            if key is None:
-                continue
-            if not other.state.is_finished():
-                running.append(key)
-            elif other.state == TrialState.COMPLETE:
-                outcomes[key] = other.value
-            elif other.state == TrialState.PRUNED:
-                outcomes[key] = None
+        outcomes, running = self._history(study, trial.number)
         key = self._search.propose(outcomes, running)
         return {} if key is None else as_params(self._feasible.candidate(key))
 
@@ -95,6 +85,42 @@ class FeasibleSampler(BaseSampler):
         """Return a random value of a parameter that is not the feasible set's."""
         self.infer_relative_search_space(study, trial)
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def most_promising(self, study: Study, trials: Sequence[OptunaTrial]) -> OptunaTrial:
+        """Return which of some running trials should be evaluated first.
+
+        Enqueued trials come first, in their order. Of the others, the one of which the most is to
+        be expected, given what is known by now: later results make earlier proposals stale.
+
+        Args:
+            study: The study that the trials are of.
+            trials: At least one.
+        """
+        known = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if _FIXED in known[trial.number].system_attrs:
+                return trial
+        outcomes, _ = self._history(study)
+        by_key = {self._feasible.key(from_params(trial.params)): trial for trial in trials}
+        return by_key[self._search.most_promising(outcomes, list(by_key))]
+
+    def _history(
+        self, study: Study, but: int | None = None
+    ) -> tuple[dict[int, float | None], list[int]]:
+        """Return the outcomes and what is running, by key, without the trial of one number."""
+        outcomes: dict[int, float | None] = {}
+        running = []
+        for trial in study.get_trials(deepcopy=False):
+            key = self._key(trial) if trial.number != but else None
+            if key is None:
+                continue
+            if not trial.state.is_finished():
+                running.append(key)
+            elif trial.state == TrialState.COMPLETE:
+                outcomes[key] = trial.value
+            elif trial.state == TrialState.PRUNED:
+                outcomes[key] = None
+        return outcomes, running
 
     def _restart(self, seed: int) -> None:
         self._search = Search(self._feasible, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,15 @@ POOL = 20_000
 STARTS = 5
 """Candidates that are spread over the set before the model is asked."""
 
-_MODELLED = 256
-"""The most times that the model is built from: the best half and a random rest."""
-
 _AMBITION = 10.0
 """Over the number of times: the improvement that counts, in units of the model, at most one.
 
 Expected improvement over the best alone lingers on plateaus of almost equal candidates."""
 
-MODELLED = 256
+_LEAST = 3
+"""The fewest times that a model is built from."""
+
+_MODELLED = 256
 """The most values that a model is built from."""
 
 _REFIT_GROWTH = 1.15
@@ -66,19 +66,21 @@ class Search:
         """
         running = [key for key in running if key not in outcomes]
         taken = np.array([*outcomes, *running], np.int64)
-        times = {key: time for key, time in outcomes.items() if time is not None}
-        if len(taken) < STARTS or len(times) < 3:
+        if len(taken) < STARTS or not _tells(outcomes):
             return self._most_distant(taken)
-        best = min(times, key=times.__getitem__)
-        if best != self._best:
-            self._best = best
-            self._widen(self._feasible.neighbours(best))
-        gain = self._gain(times, running)
-        if len(times) < len(outcomes):
-            gain *= self._chance(outcomes)
-        gain[np.isin(self._pool, taken)] = -1.0
-        place = int(gain.argmax())
-        return int(self._pool[place]) if gain[place] >= 0.0 else self._most_distant(taken)
+        promise = self._promise(outcomes, running)
+        promise[np.isin(self._pool, taken)] = -1.0
+        place = int(promise.argmax())
+        return int(self._pool[place]) if promise[place] >= 0.0 else self._most_distant(taken)
+
+    def most_promising(self, outcomes: Mapping[int, float | None], keys: Sequence[int]) -> int:
+        """Return the key, among some proposed earlier, that is the best to try next by now."""
+        if len(keys) == 1 or not _tells(outcomes):
+            return keys[0]
+        self._widen(np.array(keys))
+        order = np.argsort(self._pool)
+        places = order[np.searchsorted(self._pool, keys, sorter=order)]
+        return keys[int(self._promise(outcomes, ())[places].argmax())]
 
     def _most_distant(self, taken: Keys) -> int | None:
         """Return, of some random candidates, the one least like those taken."""
@@ -92,6 +94,16 @@ class Search:
         here, there = self._feasible.coordinates(keys), self._feasible.coordinates(taken)
         distance = np.abs(here[:, None, :] - there[None]).sum(axis=2).min(axis=1)
         return int(keys[distance.argmax()])
+
+    def _promise(self, outcomes: Mapping[int, float | None], running: Iterable[int]) -> Array:
+        """Return the gain to expect of every candidate of the pool, failures considered."""
+        times = {key: time for key, time in outcomes.items() if time is not None}
+        best = min(times, key=times.__getitem__)
+        if best != self._best:
+            self._best = best
+            self._widen(self._feasible.neighbours(best))
+        gain = self._gain(times, running)
+        return gain if len(times) == len(outcomes) else gain * self._chance(outcomes)
 
     def _gain(self, times: Mapping[int, float], running: Iterable[int]) -> Array:
         """Return the expected improvement over the best time, in units of the model."""
@@ -150,8 +162,8 @@ class _Model:
     def _fit(self, values: Mapping[int, float]) -> None:
         """Fit the scales and begin a posterior; of many values, with those that matter."""
         keys = sorted(values, key=values.__getitem__)
-        half = MODELLED // 2
-        if len(keys) > MODELLED:
+        half = _MODELLED // 2
+        if len(keys) > _MODELLED:
             # The best half and an even choice of the rest.
             keys = keys[:half] + keys[half :: -(-(len(keys) - half) // half)]
         codes = self._feasible.codes(np.array(keys))
@@ -162,6 +174,11 @@ class _Model:
         self._fitted = len(values)
         self._keys = []
         self._left_out = values.keys() - keys
+
+
+def _tells(outcomes: Mapping[int, float | None]) -> bool:
+    """Return whether there are times enough for a model."""
+    return sum(time is not None for time in outcomes.values()) >= _LEAST
 
 
 def _levels(times: Array) -> Array:

@@ -56,9 +56,8 @@ class Study:
         self.feasible = subject.feasible
         self._known: dict[str, Outcome] = {}
         self._trials: list[Trial] = []
-        self._study = optuna.create_study(
-            sampler=sampler.FeasibleSampler(subject.feasible, seed=session.seed)
-        )
+        self._sampler = sampler.FeasibleSampler(subject.feasible, seed=session.seed)
+        self._study = optuna.create_study(sampler=self._sampler)
         self._absorb()
         self._enqueue()
 
@@ -112,17 +111,18 @@ class Study:
                     item.future.cancel()
 
     def _next(self, pending: list[_Pending]) -> _Pending:
-        """Take out the candidate whose compilation ended first.
+        """Take out the most promising of the candidates whose compilation ended.
 
         Where compiling disturbs a measurement, all compilations end before.
         """
         futures = [item.future for item in pending if item.future is not None]
         waits_for = ALL_COMPLETED if self._session.shares_host else FIRST_COMPLETED
         wait(futures, return_when=waits_for)
-        for place, item in enumerate(pending):
-            if item.future is None or item.future.done():
-                return pending.pop(place)
-        raise AssertionError("a completed compilation is among the pending ones")
+        ready = [item for item in pending if item.future is None or item.future.done()]
+        first = self._sampler.most_promising(self._study, [item.asked for item in ready])
+        item = next(item for item in ready if item.asked is first)
+        pending.remove(item)
+        return item
 
     def reject(
         self, candidate: Candidate, rejection: Rejection, report: Callable[[Trial], None]

@@ -130,7 +130,13 @@ def list_devices(environment: Mapping[str, str]) -> None:
 
 
 def replay_tables(
-    paths: Sequence[Path], samplers: Sequence[str], *, evals: int, seeds: int, quiet: bool
+    paths: Sequence[Path],
+    samplers: Sequence[str],
+    *,
+    evals: int,
+    seeds: int,
+    batch: int,
+    quiet: bool,
 ) -> list[dict[str, Any]]:
     """Replay tables with samplers and print a row for each pair as it ends."""
     from tuner.replay import replay
@@ -139,7 +145,7 @@ def replay_tables(
     rows = []
     for table in (table for path in paths for table in read_tables(path)):
         for sampler in samplers:
-            summary = replay(table, sampler, seeds=seeds, evaluations=evals)
+            summary = replay(table, sampler, seeds=seeds, evaluations=evals, batch=batch)
             rows.append(summary.to_json())
             if not quiet:
                 shares = ", ".join(f"{share:.3f} at {at}" for at, share in summary.share.items())

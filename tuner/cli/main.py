@@ -204,16 +204,25 @@ def export(form: str, output: Path, store: Path) -> None:
 @tune.command()
 @click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--sampler", "samplers", multiple=True, default=("tuner",), show_default=True)
-@click.option("--evals", default=100, show_default=True, help="Evaluations per replay.")
-@click.option("--seeds", default=20, show_default=True, help="Replays per table.")
+@click.option(
+    "--evals",
+    default=100,
+    type=click.IntRange(1),
+    show_default=True,
+    help="Evaluations per replay.",
+)
+@click.option(
+    "--seeds", default=20, type=click.IntRange(1), show_default=True, help="Replays per table."
+)
+@click.option(
+    "--batch", default=1, type=click.IntRange(1), show_default=True, help="Candidates in flight."
+)
 @click.option("--json", "as_json", is_flag=True)
-def replay(
-    tables: Sequence[Path], samplers: Sequence[str], evals: int, seeds: int, as_json: bool
-) -> None:
+def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **counts: int) -> None:
     """Search recorded tables instead of a device, to compare samplers."""
     from tuner.cli.commands import replay_tables
 
-    rows = replay_tables(tables, samplers, evals=evals, seeds=seeds, quiet=as_json)
+    rows = replay_tables(tables, samplers, quiet=as_json, **counts)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
 
