@@ -6,6 +6,7 @@ import logging
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def run(table: Table, strategy: str, seed: int, evaluations: int) -> Run:
     """
     logging.disable(logging.WARNING)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the strategies draw from numpy's global generator
+    np.random.seed(seed)
     parameters = dict(table.feasible.templates[0].spec.parameters)
     times = {
         tuple(dict(table.feasible.candidate(key).parameters)[name] for name in parameters): time
@@ -110,10 +111,8 @@ def run(table: Table, strategy: str, seed: int, evaluations: int) -> Run:
         simulated_time=0,
     )
     runner = _Runner(times, list(parameters))
-    try:
+    with suppress(util.StopCriterionReached):
         strategy_map[strategy].tune(space, runner, options)
-    except util.StopCriterionReached:
-        pass
     return _as_run(table, list(runner.seen.values()), evaluations)
 
 
