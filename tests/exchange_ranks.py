@@ -94,7 +94,7 @@ class Case:
     def _of_rank(self, count: int, generator: torch.Generator) -> Tokens:
         shape = (count, self.topk)
         choices = torch.rand((count, self.experts), generator=generator).argsort(dim=1)
-        choices = choices.repeat(1, self.topk)[:, : self.topk]
+        choices = choices.repeat(1, self.topk)[:, : self.topk].contiguous()
         match self.routing:
             case "one_expert":
                 choices = torch.full(shape, self.experts - 1)
