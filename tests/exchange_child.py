@@ -7,6 +7,7 @@ several processes with shared memory. ``compiled``: what kernels look like for a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import random
@@ -453,6 +454,7 @@ def rank(number: int, ranks: int, rounds: int, store: str) -> dict[str, str | No
         report["mutant"] = _dispatch_as(case, buffer, number, delays, 12)
     buffer.reset()
     report["dead peer"] = _survive(case, buffer, number)
+    report["contenders"] = _contenders(case, buffer, number)
     dist.destroy_process_group()
     return report
 
@@ -505,6 +507,27 @@ def _survive(case: Case, buffer: LowLatencyBuffer, rank: int) -> str | None:
             return "no timeout"
     buffer.reset()
     return _play_as(case, buffer, rank, random.Random(rank), 2)
+
+
+def _contenders(case: Case, buffer: LowLatencyBuffer, rank: int) -> str | None:
+    """Let what is timed beside the buffer send the same tokens there and back."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+    from moe_contenders import AllGather, AllToAll, Load, Ours
+
+    case = dataclasses.replace(case, counts=(case.max_tokens,) * case.ranks, routing="random")
+    mine = case.tokens(9)[rank]
+    wanted = mine.x.float() * mine.topk_weights.sum(dim=1, keepdim=True)
+    load = Load(mine.x, mine.topk_idx, mine.topk_weights, case.experts, fp8=False)
+    for contender in (
+        *(AllToAll(load), AllGather(load), Ours("tuner", buffer, load, zero_copy=True)),
+    ):
+        contender.dispatch()
+        if hasattr(contender, "fill"):
+            contender.fill()
+        out = contender.combine().float()
+        if not torch.allclose(out, wanted, rtol=2**-6, atol=2**-4):
+            return f"{contender.label}: {(out - wanted).abs().max()}"
+    return None
 
 
 if __name__ == "__main__":
