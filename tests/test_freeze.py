@@ -60,7 +60,8 @@ def test_layout_and_evidence(output: Path, project: Project) -> None:
     names = {name for name in contents(output) if not name.startswith("_runtime/")}
     file, default = (f"cpu_{source.sha256[:8]}.cpp" for source in (winner.source, winner.default))
     assert names == {
-        *("__init__.py", "__main__.py", "py.typed", "mix/kernel.json", "mix/problem.py"),
+        *("__init__.py", "__main__.py", "moe.py", "py.typed", "mix/kernel.json"),
+        "mix/problem.py",
         *(f"mix/{DEVICE.arch}/{name}" for name in (file, default, "manifest.json")),
     }
     assert (output / "mix" / DEVICE.arch / file).read_text() == winner.source.text
@@ -78,14 +79,15 @@ def test_layout_and_evidence(output: Path, project: Project) -> None:
 def test_runtime_is_copied(output: Path, project: Project) -> None:
     freeze_into(output, project, project.winner())
     copied = contents(output / "_runtime")
+    sources = ROOT / "tuner" / "runtime"
     assert copied == {
-        path.name: path.read_bytes() for path in (ROOT / "tuner" / "runtime").glob("*.py")
+        str(path.relative_to(sources)): path.read_bytes() for path in sources.rglob("*.py")
     }
     imports = re.findall(
         r"^\s*(?:from|import) ([\w.]+)", b"\n".join(copied.values()).decode(), re.M
     )
     outside = {name.split(".")[0] for name in imports if not name.startswith(".")}
-    assert outside <= {"torch", "numpy", *sys.stdlib_module_names}
+    assert outside <= {"torch", "triton", "numpy", *sys.stdlib_module_names}
 
 
 def test_freezing_twice_gives_the_same_bytes(tmp_path: Path, project: Project) -> None:

@@ -11,6 +11,7 @@ from tuner.render import Renderer
 from tuner.space import load_space
 
 GOLDEN = Path(__file__).parent / "golden"
+DEFAULTS = Path(__file__).parent.parent / "tuner" / "runtime" / "moe" / "defaults"
 
 
 def renders() -> list:
@@ -58,3 +59,12 @@ def test_rendered_code_is_clean(name, text):
 def test_no_golden_file_is_left_over():
     expected = {f"{param.values[0]}.txt" for param in renders()}
     assert {path.name for path in GOLDEN.iterdir()} == expected
+
+
+@pytest.mark.parametrize("name", ["dispatch", "combine"])
+def test_packages_carry_the_default_kernels_of_an_exchange(name, request):
+    texts = {param.values[0]: param.values[1] for param in renders()}
+    text, path = texts[f"moe_{name}-triton-default.py"], DEFAULTS / f"{name}.py"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text(), "run `make golden`, then freeze"

@@ -170,7 +170,8 @@ class Freezer:
             )
             signature = Signature.from_json(data["signature"])
             kernels[path.parent.name] = (signature, data["summary"], autograd)
-        files = {"py.typed": "", "__main__.py": self._render("__main__.py.j2")}
+        files = {"py.typed": ""}
+        files |= {name: self._render(f"{name}.j2") for name in ("__main__.py", "moe.py")}
         return files | {"__init__.py": self._render("__init__.py.j2", functions_of(kernels))}
 
     def _render(self, template: str, functions: Sequence[Any] = ()) -> str:
@@ -195,15 +196,17 @@ class Freezer:
 
 
 def runtime_files() -> dict[str, str]:
-    """Return the texts of the runtime, which every package has a copy of."""
-    sources = sorted(_RUNTIME_SOURCES.glob("*.py"))
-    return {path.name: path.read_text(encoding="utf-8") for path in sources}
+    """Return the texts of the runtime, which every package has a copy of, by path in it."""
+    return {
+        path.relative_to(_RUNTIME_SOURCES).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(_RUNTIME_SOURCES.rglob("*.py"))
+    }
 
 
 def unreferenced(folder: Path) -> Iterator[Path]:
     """Yield the files of a package that nothing in it refers to."""
-    runtime = runtime_files()
-    yield from (path for path in (folder / RUNTIME).glob("*.py") if path.name not in runtime)
+    runtime = {folder / RUNTIME / name for name in runtime_files()}
+    yield from (path for path in sorted((folder / RUNTIME).rglob("*.py")) if path not in runtime)
     for path in sorted(folder.glob(f"*/{KERNEL}")):
         for arch in sorted(item for item in path.parent.iterdir() if item.is_dir()):
             used: set[str] = set()

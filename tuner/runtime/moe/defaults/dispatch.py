@@ -1,0 +1,480 @@
+# moe_dispatch / triton: every rank pushes its tokens' rows into the memory of their experts'
+# ranks, once per expert, and packs by expert what it gets.
+# AWAIT=programs, BUFFERING=double, CONVERSION=integer, COPIES=expert, MESSAGE=apart,
+# RECEIVE_SPLIT=2, RECEIVE_TILE=4096, RECEIVE_WARPS=4, SCAN_TOKENS=64, SEND_PROGRAMS=132,
+# SEND_WARPS=8, SIGNAL=add, SLOTS=scan, STORE=plain
+import torch
+import triton
+import triton.language as tl
+
+BUFFERING = "double"
+
+
+SEND = tl.constexpr(1)  # phases, as the status names them
+RECEIVE = tl.constexpr(2)
+RANK_BITS = tl.constexpr(16)
+
+
+@triton.jit
+def words(address):
+    """Return the pointer to the 32-bit integers at an address in some rank's memory."""
+    return address.to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def is_out(mask_ptr, peer):
+    return tl.load(mask_ptr + peer) != 0
+
+
+@triton.jit
+def await_signal(signal_ptr, peer, status_ptr, max_polls, PHASE: tl.constexpr):
+    """Return whether a peer's signal came; what it wrote before is visible then."""
+    # after one wait in vain the others of this round are not worth their time
+    limit = tl.where(tl.load(status_ptr) == 0, max_polls, 0)
+    # one word at a time: a poll of a whole vector would be an atomic addition per lane
+    value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
+    polls = 0
+    while (value == 0) & (polls < limit):
+        value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
+        polls += 1
+    if value == 0:
+        tl.atomic_cas(status_ptr, 0, (PHASE << RANK_BITS) + peer + 1)
+    return value != 0
+
+
+@triton.jit
+def raise_signals(tables, mask_ptr, rank, RANKS: tl.constexpr):
+    """Tell every peer that what this program has written, or seen written, is there."""
+    for step in range(RANKS):
+        peer = (rank + step) % RANKS
+        if not is_out(mask_ptr, peer):
+            signal_ptr = words(tl.load(tables + peer)) + rank
+            # the release orders one thread's stores: the barrier makes them those of all threads
+            tl.debug_barrier()
+            tl.atomic_add(signal_ptr, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def lower_signals(address, RANKS: tl.constexpr):
+    for peer in range(RANKS):
+        tl.store(words(address) + peer, 0)
+
+
+@triton.jit
+def is_last(done_ptr):
+    """Return whether the other programs are done; what they wrote is visible then."""
+    tl.debug_barrier()
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    last = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="sys") == programs - 1
+    if last:
+        tl.store(done_ptr, 0)
+    return last
+
+
+@triton.jit
+def has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
+    """Return whether a peer takes part and has sent its rows."""
+    sent = not is_out(mask_ptr, peer)
+    if sent:
+        signal_ptr = words(tl.load(signals + rank)) + peer
+        sent = await_signal(signal_ptr, peer, status_ptr, max_polls, RECEIVE)
+    return sent
+
+
+@triton.jit
+def choices_of(topk_ptr, tokens, T, TOPK: tl.constexpr, CHOICES: tl.constexpr):
+    """Return the experts [tokens, CHOICES] of tokens [tokens, 1], -1 where there is none."""
+    choice = tl.arange(0, CHOICES)[None, :]
+    mask = (tokens < T) & (choice < TOPK)
+    return tl.load(topk_ptr + tokens * TOPK + choice, mask=mask, other=-1).to(tl.int32)
+
+
+@triton.jit
+def first_of_each(named, CHOICES: tl.constexpr):
+    """Return a token's experts [CHOICES] with -1 for one that it has named before."""
+    choice = tl.arange(0, CHOICES)
+    same = named[:, None] == named[None, :]
+    first = tl.min(tl.where(same, choice[None, :], CHOICES), axis=1)
+    return tl.where(first == choice, named, -1)
+
+
+@triton.jit
+def slots_of(topk_ptr, token, named, TOPK: tl.constexpr, CHOICES: tl.constexpr):
+    """Return for each of a token's experts [CHOICES] how many tokens before it named it."""
+    slot = tl.zeros([CHOICES], tl.int32)
+    for start in range(0, token, 64):
+        tokens = start + tl.arange(0, 64)[:, None]
+        others = choices_of(topk_ptr, tokens, token, TOPK, CHOICES)  # [tokens, CHOICES]
+        same = (others[None, :, :] == named[:, None, None]).to(tl.int32)
+        slot += tl.sum(tl.max(same, axis=2), axis=1)
+    return slot
+
+
+@triton.jit
+def count_tokens(topk_ptr, expert, T, TOPK: tl.constexpr, CHOICES: tl.constexpr):
+    """Return how many tokens named an expert."""
+    count = 0
+    for start in range(0, T, 64):
+        tokens = start + tl.arange(0, 64)[:, None]
+        named = choices_of(topk_ptr, tokens, T, TOPK, CHOICES) == expert
+        count += tl.sum(tl.max(named.to(tl.int32), axis=1), axis=0)
+    return count
+
+
+@triton.jit
+def send_count(
+    count,
+    expert,
+    buffers,
+    mask_ptr,
+    rank,
+    RANKS: tl.constexpr,
+    LOCAL: tl.constexpr,
+    COUNTS: tl.constexpr,
+):
+    peer = expert // LOCAL
+    if not is_out(mask_ptr, peer):
+        counts_ptr = words(tl.load(buffers + peer) + COUNTS)
+        tl.store(counts_ptr + expert % LOCAL * RANKS + rank, count)
+
+
+@triton.jit
+def e4m3(x):
+    """Return the bytes of fp32 values of at most 448, rounded to nearest even."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # fp32 has 20 bits more and its exponents begin 120 lower; a carry moves up into the exponent
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # fp32 values of 2^14 have steps of 2^-9, like those below the smallest normal value, 2^-6
+    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) & 0xF
+    code = tl.where(magnitude < 0x3C800000, small, normal)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def store_row(
+    payload,
+    scales,
+    row,  # [BLOCK_GROUPS, 128]
+    scale,  # [BLOCK_GROUPS, 1]
+    GROUPS: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """Write a row, and its scales where it has some, to addresses in a peer's memory."""
+    group = tl.arange(0, row.shape[0])[:, None]
+    channel = tl.arange(0, 128)[None, :]
+    if FP8:
+        scales_ptr = scales.to(tl.pointer_type(tl.float32))
+        tl.store(scales_ptr + group, scale, mask=group < GROUPS)
+        payload_ptr = payload.to(tl.pointer_type(tl.uint8))
+    else:
+        payload_ptr = payload.to(tl.pointer_type(tl.bfloat16))
+    tl.store(
+        tl.multiple_of(payload_ptr, 16) + group * 128 + channel,  # the hint: 128-bit stores
+        row,
+        mask=group < GROUPS,
+    )
+
+
+@triton.jit(do_not_specialize=["rank", "max_polls", "T"])
+def send_kernel(
+    signals,  # [RANKS] int64: address of each rank's signals of this round
+    next_signals,  # [RANKS] int64: of the next round
+    acknowledgements,  # [RANKS] int64
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round
+    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    done_ptr,  # [2] int32: programs that are done with a phase
+    status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    rank,
+    max_polls,
+    x_ptr,  # [T, GROUPS * 128]
+    topk_ptr,  # [T, TOPK]
+    slots_ptr,  # [T, TOPK] int32
+    T,
+    RANKS: tl.constexpr,
+    LOCAL: tl.constexpr,  # experts per rank
+    MAX_TOKENS: tl.constexpr,
+    GROUPS: tl.constexpr,  # of 128 channels in a row
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_LOCAL: tl.constexpr,
+    TOPK: tl.constexpr,
+    CHOICES: tl.constexpr,
+    FP8: tl.constexpr,
+    COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
+    TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
+    META: tl.constexpr,  # [TOPK] int32: a row's place at its source
+    META_STRIDE: tl.constexpr,
+    PAYLOAD: tl.constexpr,
+    PAYLOAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
+):
+    """Push rows; the last program signals the peers."""
+    program = tl.program_id(0)
+    if tl.load(status_ptr) != 0:
+        return  # a peer that is behind may still read what this would overwrite
+    if program == 0:
+        # peers signal into this only after they have this round's signal, which comes later
+        lower_signals(tl.load(next_signals + rank), RANKS)
+
+    choice = tl.arange(0, CHOICES)
+    group = tl.arange(0, BLOCK_GROUPS)[:, None]
+    channel = tl.arange(0, 128)[None, :]
+    for token in range(program, T, tl.num_programs(0)):
+        pair = token * TOPK + choice
+        named = tl.load(topk_ptr + pair, mask=choice < TOPK, other=-1).to(tl.int32)
+        expert = first_of_each(named, CHOICES)
+        slot = slots_of(topk_ptr, token, named, TOPK, CHOICES)
+        tl.store(slots_ptr + pair, slot, mask=(choice < TOPK) & (named >= 0))
+        x_row = x_ptr + tl.cast(token, tl.int64) * (GROUPS * 128)
+        row = tl.load(x_row + group * 128 + channel, mask=group < GROUPS, other=0.0)
+        scale = tl.full([BLOCK_GROUPS, 1], 1.0, tl.float32)
+        if FP8:
+            values = row.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(values), axis=1, keep_dims=True), 1e-4)
+            scale = largest * (1.0 / 448.0)
+            values = values * tl.div_rn(tl.full(largest.shape, 448.0, tl.float32), largest)
+            row = e4m3(tl.minimum(tl.maximum(values, -448.0), 448.0))
+        for k in range(TOPK):
+            target = tl.sum(tl.where(choice == k, expert, 0), axis=0)
+            peer = tl.maximum(target, 0) // LOCAL
+            if (target >= 0) & (not is_out(mask_ptr, peer)):
+                buffer = tl.load(buffers + peer)
+                place = tl.sum(tl.where(choice == k, slot, 0), axis=0)
+                message = tl.cast((target % LOCAL * RANKS + rank) * MAX_TOKENS + place, tl.int64)
+                tl.store(words(buffer + META + message * META_STRIDE), token * TOPK + k)
+                store_row(
+                    buffer + PAYLOAD + message * PAYLOAD_STRIDE,
+                    buffer + SCALES + message * SCALES_STRIDE,
+                    *(row, scale, GROUPS, FP8),
+                )
+    for expert_number in range(program, RANKS * LOCAL, tl.num_programs(0)):
+        count = count_tokens(topk_ptr, expert_number, T, TOPK, CHOICES)
+        send_count(count, expert_number, buffers, mask_ptr, rank, RANKS, LOCAL, COUNTS)
+    if is_last(done_ptr):
+        raise_signals(signals, mask_ptr, rank, RANKS)
+
+
+@triton.jit
+def copy_row(
+    payload,
+    scales,
+    to_row_ptr,  # [GROUPS * 128]
+    to_scale_ptr,  # [GROUPS] fp32
+    group_stride,
+    GROUPS: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """Copy a row from addresses in this rank's memory to its place among the packed rows."""
+    HIDDEN: tl.constexpr = GROUPS * 128
+    if FP8:
+        group = tl.arange(0, BLOCK_GROUPS)
+        scale = tl.load(scales.to(tl.pointer_type(tl.float32)) + group, mask=group < GROUPS)
+        tl.store(to_scale_ptr + group * group_stride, scale, mask=group < GROUPS)
+        payload_ptr = payload.to(tl.pointer_type(tl.uint8))
+    else:
+        payload_ptr = payload.to(tl.pointer_type(tl.bfloat16))
+    for start in range(0, HIDDEN, 4096):
+        channel = start + tl.arange(0, 4096)
+        values = tl.load(tl.multiple_of(payload_ptr, 16) + channel, mask=channel < HIDDEN)
+        tl.store(to_row_ptr + channel, values, mask=channel < HIDDEN)
+
+
+@triton.jit(do_not_specialize=["rank", "max_polls"])
+def receive_kernel(
+    signals,  # [RANKS] int64: address of each rank's signals of this round
+    next_signals,  # [RANKS] int64: of the next round
+    acknowledgements,  # [RANKS] int64
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round
+    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    done_ptr,  # [2] int32: programs that are done with a phase
+    status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    rank,
+    max_polls,
+    rows_ptr,  # [LOCAL, RANKS * MAX_TOKENS, GROUPS * 128]
+    scales_ptr,  # [LOCAL, RANKS * MAX_TOKENS, GROUPS] fp32
+    expert_stride,  # of the scales
+    row_stride,
+    group_stride,
+    source_ptr,  # [LOCAL, RANKS * MAX_TOKENS] int32: token * TOPK + choice at the source
+    ranges_ptr,  # [LOCAL, RANKS] int64: rows and, 32 bits higher, the first row
+    stats_ptr,  # [LOCAL] int32
+    totals_ptr,  # [LOCAL] int32: stats and the rows of this round
+    counts_ptr,  # [LOCAL] int32
+    RANKS: tl.constexpr,
+    LOCAL: tl.constexpr,  # experts per rank
+    MAX_TOKENS: tl.constexpr,
+    GROUPS: tl.constexpr,  # of 128 channels in a row
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_LOCAL: tl.constexpr,
+    TOPK: tl.constexpr,
+    CHOICES: tl.constexpr,
+    FP8: tl.constexpr,
+    COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
+    TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
+    META: tl.constexpr,  # [TOPK] int32: a row's place at its source
+    META_STRIDE: tl.constexpr,
+    PAYLOAD: tl.constexpr,
+    PAYLOAD_STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
+):
+    """Pack the rows of each expert, those of rank 0 first."""
+    lane = tl.program_id(1)
+    buffer = tl.load(buffers + rank)
+    arrived_ptr = words(buffer + COUNTS)
+    expert = tl.program_id(0)
+    begin = 0
+    for peer in range(RANKS):
+        count = 0
+        if has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
+            count = tl.load(arrived_ptr + expert * RANKS + peer)
+        if lane == 0:
+            packed = (tl.cast(begin, tl.int64) << 32) | tl.cast(count, tl.int64)
+            tl.store(ranges_ptr + expert * RANKS + peer, packed)
+        for slot in range(lane, count, 2):
+            message = tl.cast((expert * RANKS + peer) * MAX_TOKENS + slot, tl.int64)
+            row = tl.cast(expert * (RANKS * MAX_TOKENS) + begin + slot, tl.int64)
+            scale_row = tl.cast(expert, tl.int64) * expert_stride + (begin + slot) * row_stride
+            tl.store(source_ptr + row, tl.load(words(buffer + META + message * META_STRIDE)))
+            copy_row(
+                buffer + PAYLOAD + message * PAYLOAD_STRIDE,
+                buffer + SCALES + message * SCALES_STRIDE,
+                rows_ptr + row * (GROUPS * 128),
+                scales_ptr + scale_row,
+                *(group_stride, GROUPS, BLOCK_GROUPS, FP8),
+            )
+        begin += count
+    if lane == 0:
+        tl.store(counts_ptr + expert, begin)
+        tl.store(totals_ptr + expert, tl.load(stats_ptr + expert) + begin)
+
+
+def layout(
+    ranks: int, experts: int, max_tokens: int, *, hidden: int, topk: int, fp8: bool
+) -> tuple[dict[str, int], int]:
+    """Return the kernels' constants and the bytes of a buffer.
+
+    Args:
+        ranks: Number of ranks.
+        experts: Experts of all ranks together.
+        max_tokens: The most tokens of a rank.
+        hidden: Channels of a row.
+        topk: Experts that a token names.
+        fp8: Whether rows travel as e4m3 with a scale for 128 channels.
+    """
+    local, groups = experts // ranks, hidden // 128
+    messages, meta = local * ranks * max_tokens, 16
+    payload, scales = (hidden, aligned(4 * groups, 16)) if fp8 else (2 * hidden, 0)
+    tokens = aligned(4 * local * ranks, 128)
+    start = tokens + aligned(4 * ranks, 128)
+    scales_start = start + aligned(messages * meta, 128)
+    payload_start = scales_start + aligned(messages * scales, 128)
+    places = {
+        **{"META": start, "META_STRIDE": meta},
+        **{"PAYLOAD": payload_start, "PAYLOAD_STRIDE": payload},
+        **{"SCALES": scales_start, "SCALES_STRIDE": scales},
+    }
+    size = payload_start + messages * payload
+    constants = {
+        **{"RANKS": ranks, "LOCAL": local, "MAX_TOKENS": max_tokens, "GROUPS": groups},
+        **{"BLOCK_GROUPS": triton.next_power_of_2(groups), "TOPK": topk},
+        **{"BLOCK_LOCAL": triton.next_power_of_2(local)},
+        **{"CHOICES": triton.next_power_of_2(topk), "FP8": fp8, "COUNTS": 0, "TOKENS": tokens},
+    }
+    return constants | places, aligned(size, 128)
+
+
+def aligned(size: int, unit: int) -> int:
+    return (size + unit - 1) // unit * unit
+
+
+def send(
+    place: tuple,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    slots: torch.Tensor,
+    constants: dict[str, int],
+) -> None:
+    """Send the rows of x [T, hidden] to the experts topk_idx [T, topk]; write slots [T, topk]."""
+    tokens = x.shape[0]
+    arguments = (*place, x, topk_idx, slots, tokens)
+    send_kernel[(132,)](*arguments, **constants, num_warps=8)
+
+
+def receive(
+    place: tuple, rows: torch.Tensor, scales: torch.Tensor, *others: torch.Tensor, **constants: int
+) -> None:
+    """Pack what the peers sent.
+
+    Args:
+        place: The rank's place in the round.
+        rows: [local, ranks * max_tokens, hidden], bytes if they are e4m3.
+        scales: [local, ranks * max_tokens, groups] of any strides.
+        others: source, ranges, stats, totals and counts.
+        constants: What `layout` returned.
+    """
+    grid = (constants["LOCAL"], 2)
+    receive_kernel[grid](
+        *(*place, rows, scales, *scales.stride(), *others),
+        **constants,
+        num_warps=4,
+    )
+
+
+def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.Tensor, list]:
+    """Return the memory of ranks that share a device and each rank's place in a first round.
+
+    Args:
+        ranks: Number of ranks.
+        size: Bytes of a rank's buffer.
+        device: The device.
+    """
+    signal_bytes = 4096
+    stride = 3 * signal_bytes + size
+    memory = torch.empty((ranks, stride), dtype=torch.uint8, device=device)
+    memory[:, : 2 * signal_bytes] = 0
+    memory[:, 2 * signal_bytes : 3 * signal_bytes] = 1  # nothing is left to be acknowledged
+    # computed where it is used: a copy from the host could not be captured in a graph
+    base = torch.arange(ranks, dtype=torch.int64, device=device) * stride + memory.data_ptr()
+    tables = [base + part * signal_bytes for part in range(4)]
+    words = torch.zeros((ranks, 4), dtype=torch.int32, device=device)
+    mask = torch.zeros(ranks, dtype=torch.int32, device=device)
+    places = [
+        (*tables, mask, words[rank, :2], words[rank, 2:], rank, 1000) for rank in range(ranks)
+    ]
+    return memory, places
+
+
+def moe_dispatch(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    stats: torch.Tensor,
+    rows: torch.Tensor,
+    rows_fp8: torch.Tensor,
+    scales: torch.Tensor,
+    source: torch.Tensor,
+    ranges: torch.Tensor,
+    totals: torch.Tensor,
+    counts: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    fp8: bool,
+) -> None:
+    """Dispatch the tokens of ranks that share a device: all send, then all receive.
+
+    x is [ranks, tokens, groups, 128], topk_idx [ranks, tokens, topk], stats [experts].
+    """
+    ranks, tokens, groups, _ = x.shape
+    topk, experts = topk_idx.shape[2], stats.shape[0]
+    constants, size = layout(ranks, experts, tokens, hidden=groups * 128, topk=topk, fp8=fp8)
+    # the memory is held until all is launched
+    _memory, places = simulated_ranks(ranks, size, x.device)
+    for rank, place in enumerate(places):
+        send(place, x[rank].flatten(1), topk_idx[rank], slots[rank], constants)
+    chosen = rows_fp8.view(torch.uint8) if fp8 else rows
+    packed = (chosen, scales.flatten(1, 2), source, ranges, stats, totals, counts)
+    for rank, place in enumerate(places):
+        mine = slice(rank * constants["LOCAL"], (rank + 1) * constants["LOCAL"])
+        receive(place, *(tensor[mine] for tensor in packed), **constants)

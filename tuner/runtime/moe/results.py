@@ -1,0 +1,62 @@
+"""What dispatch and combine return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+Hook = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handle:
+    """What a combine must know of the dispatch that its rows came by.
+
+    Attributes:
+        buffer: The buffer that made it.
+        topk: Experts that a token names.
+        tokens: Number of tokens of this rank.
+        slots: [tokens, topk] int32, a token's number among those of this rank at its expert.
+        source: [local, rows] int32, token * topk + choice on the rank that a row came from.
+        layout_range: [local, ranks] int64, number of rows of a rank and, 32 bits up, the first.
+    """
+
+    buffer: object
+    topk: int
+    tokens: int
+    slots: Tensor
+    source: Tensor
+    layout_range: Tensor
+
+    @property
+    def src_info(self) -> Tensor:
+        """Token of each row on the rank that it came from, [local, rows] int32."""
+        return self.source // self.topk
+
+
+class Dispatched(NamedTuple):
+    """What came out of a dispatch; it is there once the hook was called, if there is one.
+
+    Attributes:
+        recv_x: [local, rows, hidden] packed by rank, then by token; bfloat16 or float8_e4m3fn.
+        scales: [local, rows, hidden / 128] float32 of fp8 rows, rows next to each other.
+        recv_count: [local] int32, number of rows of each expert; what lies beyond is garbage.
+        handle: What combine needs.
+        hook: Launches the receive phase.
+    """
+
+    recv_x: Tensor
+    scales: Tensor | None
+    recv_count: Tensor
+    handle: Handle
+    hook: Hook | None
+
+
+class Combined(NamedTuple):
+    """What came out of a combine: [tokens, hidden] bfloat16, and the hook if there is one."""
+
+    out: Tensor
+    hook: Hook | None
