@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,8 +98,8 @@ class Store:
         """Append a trial; its number is the next one of the store."""
 
         def entry() -> dict[str, Any]:
-            number = len(self._trials)
-            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds)
+            number, ended_s = len(self._trials), round(time.time(), 3)
+            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds, ended_s)
             return {"trial": codec.to_json(trial)}
 
         self._append(entry)

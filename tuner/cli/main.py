@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +12,17 @@ import click
 
 from tuner import __version__
 from tuner.catalog import Catalog
+from tuner.cli.options import (
+    device_option,
+    kernels_option,
+    output_option,
+    store_option,
+)
+from tuner.cli.options import environment as _environment
+from tuner.cli.results import report
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
-
-DEFAULT_STORE = ".tuner"
-DEFAULT_OUTPUT = "kernels_generated"
 
 
 class DefaultGroup(click.Group):
@@ -31,32 +35,6 @@ class DefaultGroup(click.Group):
         ):
             arguments = ["run", *arguments]
         return super().parse_args(context, arguments)
-
-
-kernels_option = click.option(
-    "--kernels",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A folder of your own with templates/, search_spaces/ and problems/.",
-)
-device_option = click.option(
-    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, hip, ... or auto."
-)
-store_option = click.option(
-    "--store",
-    default=DEFAULT_STORE,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Folder where trials are kept.",
-)
-output_option = click.option(
-    "--output",
-    default=DEFAULT_OUTPUT,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The package that is written; its folder's name is its import name.",
-)
 
 
 @click.group(cls=DefaultGroup)
@@ -218,9 +196,8 @@ def replay(
         click.echo(json.dumps(rows, indent=2))
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment: no other module of the tuner reads it."""
-    return dict(os.environ)
+for command in (report,):
+    tune.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,27 @@
+"""Commands that look at what runs have found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tuner.catalog import Catalog
+from tuner.cli.options import DEFAULT_STORE, environment, kernels_option
+
+
+@click.command()
+@click.argument("source", default=DEFAULT_STORE, type=click.Path(path_type=Path))
+@click.option(
+    "--output", default="report.html", show_default=True, type=click.Path(path_type=Path)
+)
+@click.option("--against", type=click.Path(path_type=Path), help="Another store or package.")
+@kernels_option
+def report(source: Path, output: Path, against: Path | None, folders: Sequence[Path]) -> None:
+    """Write a page about a store or a package: what was tried, what won and why."""
+    from tuner.cli.report import write_report
+
+    write_report(
+        source, output, against=against, catalog=Catalog(folders), environment=environment()
+    )
