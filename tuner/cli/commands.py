@@ -95,7 +95,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console.print(results_table(results, progress.outcomes))
     _print_next_steps(console, subjects, results, options)
     for fault in faults:
-        console.print(f"[red]{fault}[/red]")
+        console.print(fault, style="red", markup=False)
     complete = len(results) == len(subjects)
     return 0 if complete and not faults and not _failures(results) else 1
 

@@ -25,3 +25,13 @@ def report(source: Path, output: Path, against: Path | None, folders: Sequence[P
     write_report(
         source, output, against=against, catalog=Catalog(folders), environment=environment()
     )
+
+
+@click.command()
+@click.argument("store", default=DEFAULT_STORE, type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Show what is there and stop.")
+def watch(store: Path, once: bool) -> None:
+    """Follow a run that works on a store: a table in a terminal, else a line per trial."""
+    from tuner.cli.watch import watch_store
+
+    watch_store(store, once=once)
