@@ -75,6 +75,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         store = Store(options.store, device.arch)
         if options.fresh:
             store.forget()
+        store.begin(device)
         renderer = Renderer(catalog.template_folders)
         session = Session(
             device,

@@ -19,7 +19,7 @@ from tuner.cli.options import (
     store_option,
 )
 from tuner.cli.options import environment as _environment
-from tuner.cli.results import report, watch
+from tuner.cli.results import merge, report, watch
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
@@ -196,7 +196,7 @@ def replay(
         click.echo(json.dumps(rows, indent=2))
 
 
-for command in (report, watch):
+for command in (merge, report, watch):
     tune.add_command(command)
 
 

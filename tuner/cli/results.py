@@ -35,3 +35,13 @@ def watch(store: Path, once: bool) -> None:
     from tuner.cli.watch import watch_store
 
     watch_store(store, once=once)
+
+
+@click.command()
+@click.argument("stores", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="A new folder.")
+def merge(stores: Sequence[Path], output: Path) -> None:
+    """Join stores of several machines; what cannot be compared is kept apart."""
+    from tuner.cli.merge import merge_stores
+
+    merge_stores(stores, output)
