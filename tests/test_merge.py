@@ -132,6 +132,20 @@ def test_of_two_winners_the_later_then_the_faster_counts(tmp_path):
     assert len(log.rivals) == 1
 
 
+def test_what_a_store_replaced_stays_replaced(tmp_path):
+    winner = Project(tmp_path / "project").winner()
+    time = dataclasses.replace(winner.measurement, median_ms=winner.measurement.median_ms / 2)
+    faster = dataclasses.replace(
+        winner, measurement=time, candidate=Candidate.of(winner.candidate.template, {"X": 1})
+    )
+    winner_in(tmp_path / "one", faster)
+    merge([tmp_path / "one"], tmp_path / "copy")
+    winner_in(tmp_path / "one", winner)
+    (log,) = merge([tmp_path / "copy", tmp_path / "one"], tmp_path / "all")
+    assert Store(tmp_path / "all", winner.device.arch).winners == (winner,)
+    assert log.rivals == []
+
+
 def test_a_log_without_devices_is_known_by_its_winners(tmp_path):
     winner = Project(tmp_path / "project").winner()
     store = Store(tmp_path / "one", winner.device.arch)

@@ -32,6 +32,7 @@ class MergedLog:
         name: The folder that it goes to.
         trials: In the order in which they ended.
         winners: A later one replaces an earlier one of its workload.
+        replaced: Keys of winners that a store replaced already.
         others: Devices, quarantines and refusals.
         doubled: Trials that several stores have.
         repeated: Trials whose candidate another trial had already, with another outcome.
@@ -43,6 +44,7 @@ class MergedLog:
     name: str = ""
     trials: dict[str, Json] = field(default_factory=dict)
     winners: dict[str, Json] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
     others: dict[str, Json] = field(default_factory=dict)
     doubled: int = 0
     repeated: int = 0
@@ -70,15 +72,20 @@ def merge(roots: Sequence[Path], output: Path) -> list[MergedLog]:
     if output.exists():
         raise UsageError(f"--output {output}: it exists; name a folder that does not")
     logs: dict[tuple[str, Maker], MergedLog] = {}
-    for root in dict.fromkeys(path.resolve() for path in roots):
+    for root in {path.resolve(): path for path in roots}.values():
         paths = sorted(root.glob("*/trials.jsonl"))
         if not paths:
             raise UsageError(f"{root}: there are no trials; name folders of stores")
         for path in paths:
+            arch = path.parent.name.partition("@")[0]
+            latest: dict[tuple[Maker, str], str] = {}
             for maker, entry in _entries(path):
-                arch = path.parent.name.partition("@")[0]
                 log = logs.setdefault((arch, maker), MergedLog(arch, maker))
                 _add(log, entry)
+                if "winner" in entry:
+                    key, place = _key(entry["winner"]), (maker, _key(entry["winner"]["workload"]))
+                    log.replaced.update({latest.get(place, key)} - {key})
+                    latest[place] = key
     merged = list(logs.values())
     _name(merged)
     staging = output.with_name(f".{output.name}{_PARTIAL}")
@@ -162,15 +169,13 @@ def _write(log: MergedLog, folder: Path) -> None:
         tried = _key({name: trial[name] for name in ("workload", "candidate", "source_sha256")})
         log.repeated += tried in seen and seen[tried] != trial["outcome"]
         seen[tried] = trial["outcome"]
-    # Of several winners of a workload the last counts: the later day, then the faster.
-    winners = sorted(
-        log.winners.values(),
-        key=lambda item: (item["date"], -item["measurement"]["median_ms"]),
-    )
+    # Of several winners of a workload the last counts: what no store has replaced, the later
+    # day, the faster.
+    winners = sorted(log.winners.values(), key=lambda item: _rank(log, item))
     last = {_key(winner["workload"]): winner for winner in winners}
     for winner in winners:
         final = last[_key(winner["workload"])]
-        if winner["candidate"] != final["candidate"]:
+        if winner["candidate"] != final["candidate"] and _key(winner) not in log.replaced:
             log.rivals.append(f"{winner['workload']['kernel']} {_spell_workload(winner)}")
     with (folder / "trials.jsonl").open("xb") as file:
         for entry in sorted(log.others.values(), key=lambda entry: "device" not in entry):
@@ -179,6 +184,14 @@ def _write(log: MergedLog, folder: Path) -> None:
             file.write(log_line({"trial": {"number": number, **trial}}))
         for winner in winners:
             file.write(log_line({"winner": winner}))
+
+
+def _rank(log: MergedLog, winner: Json) -> tuple[bool, str, float]:
+    return (
+        _key(winner) not in log.replaced,
+        winner["date"],
+        -winner["measurement"]["median_ms"],
+    )
 
 
 def _spell_workload(winner: Json) -> str:
