@@ -44,11 +44,13 @@ class Subject:
         spec: Its kernel.
         task: The workload as children know it.
         feasible: What may be tried.
+        seeds: What others found good: tried right after the default.
     """
 
     spec: KernelSpec
     task: Task
     feasible: FeasibleSet
+    seeds: tuple[Candidate, ...] = ()
 
     def render(self, renderer: Renderer, candidate: Candidate) -> Source:
         """Return a candidate's source."""

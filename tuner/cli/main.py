@@ -54,6 +54,13 @@ def tune() -> None:
 @click.option(
     "--timeout", default=60.0, show_default=True, help="Seconds that one candidate may take."
 )
+@click.option(
+    "--seed-from",
+    "seed_from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
+)
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")
