@@ -47,6 +47,7 @@ class RunOptions:
     device: str
     workloads: tuple[str, ...]
     sets: tuple[str, ...]
+    goal: str
     budget: str
     seed: int
     jobs: int | None
@@ -71,8 +72,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     limits, jobs = Limits(options.timeout, options.timeout), options.jobs
     with workers_for(name, options.store, environment, jobs=jobs, limits=limits) as workers:
         device = workers.info()
-        request = Request(options.kernels, options.workloads, options.sets)
-        subjects = list(_seeded(console, plan(catalog, device, request), seeds))
+        subjects = list(_seeded(console, plan(catalog, device, _request(options)), seeds))
         store = Store(options.store, device.arch)
         if options.fresh:
             store.forget()
@@ -99,6 +99,14 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         console.print(fault, style="red", markup=False)
     sound = len(results) == len(subjects) and not faults and not _failures(results)
     return 0 if sound else 1
+
+
+def _request(options: RunOptions) -> Request:
+    """Return what to tune for; what looks like a file among the sets is one of captured ones."""
+    files = [name for name in options.sets if name.endswith((".yaml", ".yml"))]
+    sets = tuple(name for name in options.sets if name not in files)
+    captured = tuple(map(Path, files))
+    return Request(options.kernels, options.workloads, sets, captured, options.goal)
 
 
 def _timed_class(name: str) -> type[Device]:

@@ -19,7 +19,7 @@ from tuner.cli.options import (
     store_option,
 )
 from tuner.cli.options import environment as _environment
-from tuner.cli.results import merge, report, watch
+from tuner.cli.results import capture, merge, report, watch
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
@@ -47,7 +47,16 @@ def tune() -> None:
 @click.argument("kernels", nargs=-1)
 @device_option
 @click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
-@click.option("--workloads", "sets", multiple=True, help="Name of a workload set.")
+@click.option(
+    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE.yaml."
+)
+@click.option(
+    "--goal",
+    type=click.Choice(["equal", "weighted"]),
+    default="equal",
+    show_default=True,
+    help="Share the budget equally, or by what the captured program spends.",
+)
 @click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
@@ -203,7 +212,7 @@ def replay(
         click.echo(json.dumps(rows, indent=2))
 
 
-for command in (merge, report, watch):
+for command in (capture, merge, report, watch):
     tune.add_command(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,22 @@ def report(source: Path, output: Path, against: Path | None, folders: Sequence[P
     write_report(
         source, output, against=against, catalog=Catalog(folders), environment=environment()
     )
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--output", default="captured.yaml", show_default=True, type=click.Path(path_type=Path)
+)
+@kernels_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def capture(output: Path, folders: Sequence[Path], program: Sequence[str]) -> None:
+    """Run a Python program and write what it spends on operations that kernels of ours do.
+
+    Write `--` before the program: `tune capture -- python train.py --epochs 1`.
+    """
+    from tuner.cli.capture import capture_program
+
+    sys.exit(capture_program(program, output, folders=folders, environment=environment()))
 
 
 @click.command()
