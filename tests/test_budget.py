@@ -24,8 +24,9 @@ def test_other_spellings_are_errors_that_quote_them(text):
 
 
 def test_a_share_is_never_less_than_one_trial():
-    assert Budget(trials=3).share(5) == Budget(trials=1)
-    assert Budget(seconds=10).share(4) == Budget(seconds=2.5)
+    assert Budget(trials=3).share(1 / 5) == Budget(trials=1)
+    assert Budget(trials=30).share(1 / 3) == Budget(trials=10)
+    assert Budget(seconds=10).share(1 / 4) == Budget(seconds=2.5)
 
 
 def test_a_countdown_of_trials_ends():

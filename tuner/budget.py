@@ -40,12 +40,12 @@ class Budget:
             return cls(trials=int(float(match[1])))
         return cls(seconds=float(match[1]) * _UNITS_S[match[2]])
 
-    def share(self, parts: int) -> Budget:
-        """Return an equal part of the budget, at least one trial."""
+    def share(self, part: float) -> Budget:
+        """Return a part of the budget between 0 and 1, at least one trial."""
         if self.trials is not None:
-            return Budget(trials=max(self.trials // parts, 1))
+            return Budget(trials=max(int(self.trials * part + 1e-9), 1))
         assert self.seconds is not None
-        return Budget(seconds=self.seconds / parts)
+        return Budget(seconds=self.seconds * part)
 
 
 class Countdown:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tuner.catalog import Catalog, device_class
 from tuner.package.freeze import Autograd, FrozenKernel
 from tuner.records import DeviceInfo, UsageError, Workload
+from tuner.schema import read_captured_file
 from tuner.session import Subject
 from tuner.space import KernelSpec, load_space
 from tuner.task import Task
 from tuner.template import TemplateSpec
+
+_LEAST_WEIGHT = 0.01
+"""Part of the budget that even a cheap workload gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,16 @@ class Request:
         kernels: Names of kernels; none stands for all that the device can run.
         workloads: Workloads in the command line's form, for one kernel.
         sets: Names of workload sets.
+        captured: Files of captured workloads.
+        goal: How the budget is shared: ``"equal"``, or ``"weighted"`` by what a captured program
+            spends on each workload.
     """
 
     kernels: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
+    captured: tuple[Path, ...] = ()
+    goal: str = "equal"
 
 
 def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[KernelSpec]:
@@ -60,6 +70,10 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
         UsageError: Something in the request is unknown or does not fit the device.
     """
     specs = kernels_for(catalog, device.kind, request.kernels)
+    if request.captured:
+        return _captured(catalog, device, request, specs)
+    if request.goal != "equal":
+        raise UsageError(f"--goal {request.goal}: needs --workloads FILE, as tune capture writes")
     if request.workloads and len(specs) != 1:
         raise UsageError(
             f"--workload {request.workloads[0]!r} needs one KERNEL, but got "
@@ -72,6 +86,35 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
     if not subjects:
         sets = request.sets or (device_class(device.kind).starter,)
         raise UsageError(f"no workload of {', '.join(sets)} is for {device.kind!r}")
+    return subjects
+
+
+def _captured(
+    catalog: Catalog, device: DeviceInfo, request: Request, specs: Sequence[KernelSpec]
+) -> list[Subject]:
+    """Return the captured workloads that the device can run, the most expensive first."""
+    if request.workloads or request.sets:
+        raise UsageError("--workloads FILE: stands alone, without --workload and names of sets")
+    known = {spec.kernel: spec for spec in specs}
+    spent: dict[Workload, float] = {}
+    for path in request.captured:
+        for entry in read_captured_file(path).workloads:
+            spec = known.get(entry.kernel)
+            pairs = dict(pair.partition("=")[::2] for pair in entry.workload.split(","))
+            if spec is None or pairs.get("dtype") not in _dtypes(spec, device.kind):
+                continue
+            workload = spec.workload(entry.workload)
+            spent[workload] = spent.get(workload, 0.0) + entry.seconds
+    if not spent:
+        names = ", ".join(map(str, request.captured))
+        raise UsageError(f"--workloads {names}: nothing in it is for {device.kind!r}")
+    total = sum(spent.values())
+    subjects = []
+    for workload, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        subject = subject_of(catalog, device, known[workload.kernel], workload)
+        if request.goal == "weighted" and total > 0:
+            subject = replace(subject, weight=max(seconds / total, _LEAST_WEIGHT))
+        subjects.append(subject)
     return subjects
 
 
@@ -105,12 +148,7 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
     if request.workloads:
         yield from (spec.workload(text) for text in request.workloads)
         return
-    dtypes = {
-        dtype
-        for template in spec.templates
-        if _runs_on(kind, template)
-        for dtype in template.dtypes
-    }
+    dtypes = _dtypes(spec, kind)
     starter = device_class(kind).starter
     for name in request.sets or (starter if starter in spec.workloads else "starter",):
         if name not in spec.workloads:
@@ -119,6 +157,16 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
                 raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
             continue
         yield from (item for item in spec.workloads[name] if item.dtype in dtypes)
+
+
+def _dtypes(spec: KernelSpec, kind: str) -> set[str]:
+    """Return the element types that a kernel has a template for on a kind of device."""
+    return {
+        dtype
+        for template in spec.templates
+        if _runs_on(kind, template)
+        for dtype in template.dtypes
+    }
 
 
 def _runs_on(kind: str, template: TemplateSpec) -> bool:

@@ -134,7 +134,7 @@ Outcome = Measurement | Rejection
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One evaluated candidate of one workload, as the store keeps it."""
+    """One evaluated candidate of a workload; it ended `ended_s` seconds after 1970, if known."""
 
     number: int
     workload: Workload
@@ -142,6 +142,7 @@ class Trial:
     source_sha256: str
     outcome: Outcome
     seconds: float
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

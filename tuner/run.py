@@ -59,7 +59,7 @@ def run(
     """Tune for each subject and return how each ended, in their order.
 
     An interrupt ends the search; the workload at hand still gets its final, and those not begun
-    are left as the store has them.
+    are left as the store has them. Each subject gets its weight's part of the budget.
 
     Args:
         session: What the studies share.
@@ -70,9 +70,9 @@ def run(
     results: list[Winner | Failure] = []
     total = Countdown(budget)
     for number, subject in enumerate(subjects):
-        left = Budget(total.seconds_left, budget.trials).share(
-            len(subjects) if budget.trials else len(subjects) - number
-        )
+        ahead = subjects if budget.trials else subjects[number:]
+        part = subject.weight / sum(item.weight for item in ahead)
+        left = Budget(total.seconds_left, budget.trials).share(part)
         try:
             tuning = _Tuning(session, subject, left, observer)
             result = tuning.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -59,6 +59,9 @@ class _Section(BaseModel):
                     allowed = ", ".join(cls.model_fields)
                     raise ValueError(f"unknown key {key!r}; allowed: {allowed}")
         return data
+
+
+_File = TypeVar("_File", bound=_Section)
 
 
 class TensorFile(_Section):
@@ -128,18 +131,49 @@ class KernelFile(_Section):
     autograd: AutogradFile | None = None
 
 
+class SpentFile(_Section):
+    """An entry of a captured file: a workload and what a program spent on it."""
+
+    kernel: Name
+    workload: str
+    calls: Annotated[int, Field(ge=1)]
+    seconds: Annotated[float, Field(ge=0, strict=False)]
+    operations: list[str] = []
+
+
+class CapturedFile(_Section):
+    """What `tune capture` writes."""
+
+    program: str = ""
+    device: str = ""
+    workloads: Annotated[list[SpentFile], Field(min_length=1)]
+
+
 def read_kernel_file(path: Path) -> KernelFile:
     """Return a kernel's YAML file as typed sections.
 
     Raises:
         UsageError: If the file cannot be read, is not YAML or does not have the right shape.
     """
+    return _read(path, KernelFile)
+
+
+def read_captured_file(path: Path) -> CapturedFile:
+    """Return a file of captured workloads as typed sections.
+
+    Raises:
+        UsageError: As for `read_kernel_file`.
+    """
+    return _read(path, CapturedFile)
+
+
+def _read(path: Path, kind: type[_File]) -> _File:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-        return KernelFile.model_validate(data)
+        return kind.model_validate(data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name}: is not YAML: {error}") from error
     except ValidationError as error:
         problems = [_message(dict(problem)) for problem in error.errors()]

@@ -44,11 +44,15 @@ class Subject:
         spec: Its kernel.
         task: The workload as children know it.
         feasible: What may be tried.
+        seeds: What others found good: tried right after the default.
+        weight: Its part of the budget, in proportion to the others'.
     """
 
     spec: KernelSpec
     task: Task
     feasible: FeasibleSet
+    seeds: tuple[Candidate, ...] = ()
+    weight: float = 1.0
 
     def render(self, renderer: Renderer, candidate: Candidate) -> Source:
         """Return a candidate's source."""

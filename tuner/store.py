@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from tuner import codec
 from tuner.records import (
     Candidate,
+    DeviceInfo,
     Outcome,
     Rejection,
     Trial,
@@ -48,6 +50,7 @@ class Store:
         self._winners: dict[Workload, Winner] = {}
         self._quarantine: dict[str, Rejection] = {}
         self._refused: dict[tuple[Workload, str], Rejection] = {}
+        self.device: DeviceInfo | None = None
         self.damaged_lines = 0
         self.refresh()
 
@@ -85,6 +88,12 @@ class Store:
         for line in data[:complete].splitlines():
             self._read(line)
 
+    def begin(self, device: DeviceInfo) -> None:
+        """Append what the trials from here on are measured with, unless it is as before."""
+        self.refresh()
+        if device != self.device:
+            self._append(lambda: {"device": codec.to_json(device)})
+
     def add_trial(
         self,
         workload: Workload,
@@ -97,8 +106,8 @@ class Store:
         """Append a trial; its number is the next one of the store."""
 
         def entry() -> dict[str, Any]:
-            number = len(self._trials)
-            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds)
+            number, ended_s = len(self._trials), round(time.time(), 3)
+            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds, ended_s)
             return {"trial": codec.to_json(trial)}
 
         self._append(entry)
@@ -129,6 +138,7 @@ class Store:
                 count = len(list(self.folder.glob("trials.*.jsonl")))
                 self.path.rename(self.folder / f"trials.{count + 1}.jsonl")
         self._offset = 0
+        self.device = None
         self._trials.clear()
         self._winners.clear()
         self._quarantine.clear()
@@ -141,24 +151,15 @@ class Store:
                 if file.tell() > self._offset:  # a kill left a torn line: end it
                     file.write(b"\n")
                     self.refresh()
-                file.write(
-                    json.dumps({"schema_version": SCHEMA_VERSION, **entry()}).encode() + b"\n"
-                )
+                file.write(log_line(entry()))
                 os.fsync(file.fileno())
             self.refresh()
 
     def _read(self, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-        except ValueError:
+        entry = read_line(line, self.path)
+        if entry is None:
             self.damaged_lines += bool(line)
-            return
-        if entry["schema_version"] > SCHEMA_VERSION:
-            raise TunerError(
-                f"{self.path}: schema_version {entry['schema_version']} is newer than "
-                f"{SCHEMA_VERSION}: update tuner or use another --store"
-            )
-        if "trial" in entry:
+        elif "trial" in entry:
             self._trials.append(codec.from_json(Trial, entry["trial"]))
         elif "winner" in entry:
             winner = codec.from_json(Winner, entry["winner"])
@@ -171,12 +172,37 @@ class Store:
             item = entry["refusal"]
             key = (codec.from_json(Workload, item["workload"]), item["source_sha256"])
             self._refused[key] = codec.from_json(Rejection, item["rejection"])
+        elif "device" in entry:
+            self.device = codec.from_json(DeviceInfo, entry["device"])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def log_line(entry: dict[str, Any]) -> bytes:
+    """Return a line of the log."""
+    return json.dumps({"schema_version": SCHEMA_VERSION, **entry}).encode() + b"\n"
+
+
+def read_line(line: bytes, path: Path) -> dict[str, Any] | None:
+    """Return what a line of a log says, None if it is damaged.
+
+    Raises:
+        TunerError: It was written by a newer version.
+    """
+    try:
+        entry: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    if entry["schema_version"] > SCHEMA_VERSION:
+        raise TunerError(
+            f"{path}: schema_version {entry['schema_version']} is newer than "
+            f"{SCHEMA_VERSION}: update tuner or use another --store"
+        )
+    return entry
 
 
 def open_stores(root: Path) -> list[Store]:

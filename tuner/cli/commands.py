@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ from tuner.cli.devices import (
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
 from tuner.cli.packaging import freeze_winners
 from tuner.plan import Request, plan
+from tuner.plugins import Device
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import run
+from tuner.seeds import Seed, fit, read_seeds
 from tuner.session import Session, Subject
 from tuner.space import load_space
 from tuner.store import Store
 from tuner.task import Limits
 from tuner.worker import Lethal, Workers
+
+_MOST_REASONS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,12 @@ class RunOptions:
     device: str
     workloads: tuple[str, ...]
     sets: tuple[str, ...]
+    goal: str
     budget: str
     seed: int
     jobs: int | None
     timeout: float
+    seed_from: tuple[Path, ...]
     output: Path
     store: Path
     fresh: bool
@@ -58,31 +65,25 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
-    request = Request(options.kernels, options.workloads, options.sets)
     progress = Progress(console)
-    limits = Limits(options.timeout, options.timeout)
+    seeds = [seed for path in options.seed_from for seed in read_seeds(path)]
     name = resolve_device(options.device, environment)
-    kind = device_class(split_device(name)[0])
-    if not kind.timed:
-        raise UsageError(
-            f"--device {name}: it verifies and never times; nothing can be tuned on it"
-        )
-    with workers_for(
-        name, options.store, environment, jobs=options.jobs, limits=limits
-    ) as workers:
+    kind = _timed_class(name)
+    limits, jobs = Limits(options.timeout, options.timeout), options.jobs
+    with workers_for(name, options.store, environment, jobs=jobs, limits=limits) as workers:
         device = workers.info()
-        subjects = plan(catalog, device, request)
+        subjects = list(_seeded(console, plan(catalog, device, _request(options)), seeds))
         store = Store(options.store, device.arch)
         if options.fresh:
             store.forget()
-        renderer = Renderer(catalog.template_folders)
+        store.begin(device)
         session = Session(
             device,
             kind.shares_host,
             store=store,
             workers=workers,
-            renderer=renderer,
-            jobs=jobs_or_cores(options.jobs),
+            renderer=Renderer(catalog.template_folders),
+            jobs=jobs_or_cores(jobs),
             seed=options.seed,
         )
         console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
@@ -95,9 +96,48 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console.print(results_table(results, progress.outcomes))
     _print_next_steps(console, subjects, results, options)
     for fault in faults:
-        console.print(f"[red]{fault}[/red]")
-    complete = len(results) == len(subjects)
-    return 0 if complete and not faults and not _failures(results) else 1
+        console.print(fault, style="red", markup=False)
+    sound = len(results) == len(subjects) and not faults and not _failures(results)
+    return 0 if sound else 1
+
+
+def _request(options: RunOptions) -> Request:
+    """Return what to tune for; what looks like a file among the sets is one of captured ones."""
+    files = [name for name in options.sets if name.endswith((".yaml", ".yml"))]
+    sets = tuple(name for name in options.sets if name not in files)
+    captured = tuple(map(Path, files))
+    return Request(options.kernels, options.workloads, sets, captured, options.goal)
+
+
+def _timed_class(name: str) -> type[Device]:
+    """Return the plug-in of a device whose times mean something."""
+    kind = device_class(split_device(name)[0])
+    if not kind.timed:
+        raise UsageError(
+            f"--device {name}: it verifies and never times; nothing can be tuned on it"
+        )
+    return kind
+
+
+def _seeded(
+    console: Console, subjects: Sequence[Subject], seeds: Sequence[Seed]
+) -> Iterator[Subject]:
+    """Yield the subjects with what they take over from others; say what they do not."""
+    left_out: Counter[str] = Counter()
+    for subject in subjects:
+        found = fit(subject, seeds)
+        if seeds:
+            workload = subject.task.workload
+            console.print(
+                f"{workload.kernel} {workload}: {len(found.candidates)} first candidates of "
+                f"{len(seeds)} configurations"
+            )
+        left_out.update(found.left_out)
+        yield replace(subject, seeds=tuple(found.candidates))
+    for reason, count in left_out.most_common(_MOST_REASONS):
+        console.print(f"  left out {count} x {reason}", markup=False)
+    if (more := len(left_out) - _MOST_REASONS) > 0:
+        console.print(f"  and for {more} further reasons")
 
 
 def show_kernel(

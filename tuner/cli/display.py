@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
@@ -88,14 +89,14 @@ class Progress:
             self._status.stop()
             self._status = None
         if isinstance(result, Failure):
-            self._console.print(f"  [red]no winner[/red]: {result.reason}")
+            self._console.print(f"  [red]no winner[/red]: {escape(result.reason)}")
         else:
             gain = f"{spell_interval(result.gain)} of the default"
             self._console.print(f"  winner: {result.candidate}, {gain}")
 
     def _line(self, trial: Trial) -> str:
         assert self._study is not None
-        parts = [f"trial {len(self._study.trials)}: {describe_outcome(trial.outcome)}"]
+        parts = [f"trial {len(self._study.trials)}: {escape(describe_outcome(trial.outcome))}"]
         best, default = self._study.best_ms, self._study.default_ms
         if best is not None and default is not None:
             parts.append(f"best {best:.4g} ms ({default / best:.2f}x the default)")
@@ -137,7 +138,7 @@ def results_table(
         trials = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
         name = f"{result.workload.kernel} {result.workload}"
         if isinstance(result, Failure):
-            table.add_row(name, "", f"none: {result.reason}", "", "", "", trials)
+            table.add_row(name, "", f"none: {escape(result.reason)}", "", "", "", trials)
             continue
         rival, ratio = "", ""
         if result.rival and result.rival_measurement and result.rival_ratio:

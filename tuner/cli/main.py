@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +12,17 @@ import click
 
 from tuner import __version__
 from tuner.catalog import Catalog
+from tuner.cli.options import (
+    device_option,
+    kernels_option,
+    output_option,
+    store_option,
+)
+from tuner.cli.options import environment as _environment
+from tuner.cli.results import capture, merge, report, watch
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
-
-DEFAULT_STORE = ".tuner"
-DEFAULT_OUTPUT = "kernels_generated"
 
 
 class DefaultGroup(click.Group):
@@ -33,32 +37,6 @@ class DefaultGroup(click.Group):
         return super().parse_args(context, arguments)
 
 
-kernels_option = click.option(
-    "--kernels",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A folder of your own with templates/, search_spaces/ and problems/.",
-)
-device_option = click.option(
-    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, hip, ... or auto."
-)
-store_option = click.option(
-    "--store",
-    default=DEFAULT_STORE,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Folder where trials are kept.",
-)
-output_option = click.option(
-    "--output",
-    default=DEFAULT_OUTPUT,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The package that is written; its folder's name is its import name.",
-)
-
-
 @click.group(cls=DefaultGroup)
 @click.version_option(__version__)
 def tune() -> None:
@@ -69,12 +47,28 @@ def tune() -> None:
 @click.argument("kernels", nargs=-1)
 @device_option
 @click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
-@click.option("--workloads", "sets", multiple=True, help="Name of a workload set.")
+@click.option(
+    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE.yaml."
+)
+@click.option(
+    "--goal",
+    type=click.Choice(["equal", "weighted"]),
+    default="equal",
+    show_default=True,
+    help="Share the budget equally, or by what the captured program spends.",
+)
 @click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
 @click.option(
     "--timeout", default=60.0, show_default=True, help="Seconds that one candidate may take."
+)
+@click.option(
+    "--seed-from",
+    "seed_from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
 )
 @output_option
 @store_option
@@ -227,9 +221,8 @@ def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **cou
         click.echo(json.dumps(rows, indent=2))
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment: no other module of the tuner reads it."""
-    return dict(os.environ)
+for command in (capture, merge, report, watch):
+    tune.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -41,11 +41,17 @@ def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) ->
 
 def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
     """Write the package from the winners of every architecture in a store."""
-    winners = [winner for store in open_stores(root) for winner in store.winners]
+    # Of merged stores, the one with the architecture's own name is the latest: its winners,
+    # which come last, replace those of other devices or versions.
+    stores = sorted(open_stores(root), key=lambda store: "@" not in store.folder.name)
+    winners = [winner for store in stores for winner in store.winners]
     if not winners:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
     current = freeze_winners(catalog, winners, output)
     click.echo(f"{output}: {len(current)} winners frozen")
+    served = {(winner.device.arch, winner.workload) for winner in current}
+    if replaced := len(current) - len(served):
+        click.echo(f"{replaced} of them replaced by those of a later device or version")
     if stale := len(winners) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
 

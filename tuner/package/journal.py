@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ def write_journal(path: Path, trials: Iterable[Trial]) -> None:
         study = optuna.create_study(storage=storage, study_name=f"{workload.kernel} {workload}")
         choices = _choices(group)
         study.add_trials(_frozen(trial, choices) for trial in group)
+
+
+def study_of(trials: Sequence[Trial]) -> optuna.Study:
+    """Return the study of one workload's trials, in memory."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    choices = _choices(trials)
+    study.add_trials(_frozen(trial, choices) for trial in trials)
+    return study
 
 
 def _choices(trials: Iterable[Trial]) -> dict[str, list[Any]]:

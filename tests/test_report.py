@@ -1,0 +1,287 @@
+"""The report: from a real store, opened in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import emulate, open_browser
+from conftest import KERNELS, ROOT
+
+from tuner.records import Candidate, Measurement, Rejection, Trial, Workload
+from tuner.report.ceilings import Ceilings
+from tuner.report.figure import amount_text, time_text
+from tuner.report.insight import importances, progress, rejected_regions
+
+WORKLOAD = Workload("scale", (("N", 3),), "float32")
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tuner", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+PARAMETERS = """
+      FAULT: [none, refuse, wrong_by_one]
+      TILE: [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    default: {FAULT: none, TILE: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory) -> Path:
+    """Tune for real, with candidates that are rejected at several stages."""
+    folder = tmp_path_factory.mktemp("tuned")
+    shutil.copytree(KERNELS, folder / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    space = folder / "own" / "search_spaces" / "hostile.yaml"
+    text = re.sub(r"\n +FAULT.*?default:[^\n]*\n", PARAMETERS, space.read_text(), flags=re.DOTALL)
+    space.write_text(text)
+    template = folder / "own" / "templates" / "hostile" / "cpu.cpp.j2"
+    template.write_text("// TILE={{ TILE }}\n" + template.read_text())
+    done = run(
+        *(folder, "hostile", "--kernels", "own", "--device", "cpu", "--jobs", "1"),
+        *("--workload", "N=4096", "--workload", "N=100000", "--budget", "24trials"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(tuned) -> Path:
+    done = run(tuned, "report", "--kernels", "own", "--against", "kernels_generated")
+    assert done.returncode == 0, done.stderr
+    return tuned / "report.html"
+
+
+class Ids(HTMLParser):
+    """Collects what a page defines and refers to, and whether its elements are closed."""
+
+    VOID = ("meta", "link", "br", "input", "img", "wbr")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.opened: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        names = ("href", "src", "aria-labelledby")
+        self.references += [values[name] for name in names if name in values]
+        if tag not in self.VOID:
+            self.opened.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.opened.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(page):
+    text = page.read_text()
+    assert len(text.encode()) < 2_000_000
+    ids = Ids()
+    ids.feed(text)
+    assert ids.opened == []
+    assert len(set(ids.ids)) == len(ids.ids)
+    targets = {item.removeprefix("#") for item in ids.references if item != "data:,"}
+    assert targets <= set(ids.ids)
+    assert "hostile-n-100000-dtype-float32-" in " ".join(targets)
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=.?http", text)
+
+
+def test_what_a_report_tells(page):
+    text = page.read_text()
+    for words in (
+        *("What was gained", "The roofline", "The final", "Best so far, over trials"),
+        *("Best so far, over time", "What matters", "What was rejected", "The candidates"),
+        *("Difference from the default", "Provenance", "Against kernels_generated"),
+        *("torch.clone", "FAULT = ", "compile", "correctness", "tune hostile --workload N=100000"),
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("kernels", ["softmax", pytest.param("*", marks=pytest.mark.slow)])
+def test_a_package_has_a_report_too(tmp_path, kernels):
+    frozen, copy = ROOT / "kernels_generated", tmp_path / "frozen"
+    shutil.copytree(frozen / "_runtime", copy / "_runtime")
+    for folder in frozen.glob(f"{kernels}/kernel.json"):
+        shutil.copytree(folder.parent, copy / folder.parent.name)
+    done = run(tmp_path, "report", "frozen", "--output", "deep/page.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "deep" / "page.html").read_text()
+    assert len(text.encode()) < 2_000_000
+    assert "NVIDIA H200" in text
+    assert "M=4096 N=16384 dtype=bfloat16" in text
+    assert "Best so far" not in text
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "nowhere: there is no such store or package"),
+        (("empty",), "--store empty: there are no trials; run `tune` first"),
+        (("--output", "empty"), "--output empty: is a folder; name a file"),
+        (("--against", "nowhere"), "nowhere: there is no such store or package"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(tuned, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".tuner").symlink_to(tuned / ".tuner")
+    done = run(tmp_path, "report", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_missing_library_is_named(tmp_path):
+    code = (
+        "import sys; sys.modules['altair'] = None; sys.argv = ['tune', 'report']\n"
+        "from tuner.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "needs altair: install it with pip install 'tuner[report]'" in done.stderr
+
+
+def test_the_page_works_in_a_browser(page, tmp_path):
+    with open_browser(tmp_path / "profile") as browser:
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        browser.execute_cdp_cmd("Network.enable", {})
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        emulate(browser, width=1280, dark=False)
+        browser.get(page.as_uri())
+        charts = browser.find_elements("css selector", ".chart")
+        assert len(charts) > 8
+        for chart in charts:
+            browser.execute_script("arguments[0].scrollIntoView()", chart)
+            wait_until(lambda chart=chart: chart.get_attribute("data-state") == "drawn")
+            assert chart.find_elements("css selector", "svg path")
+            assert chart.size["width"] > 200
+        check_sorting(browser)
+        check_links(browser)
+        shots = []
+        for width, dark in ((1280, False), (1280, True), (390, False), (390, True)):
+            emulate(browser, width=width, dark=dark)
+            browser.execute_script("scrollTo({top: 0})")
+            overflow = "return document.documentElement.scrollWidth - innerWidth"
+            assert browser.execute_script(overflow) <= 0
+            assert (brightness(browser) < 60) == dark
+            shots.append(browser.get_screenshot_as_png())
+        assert min(map(len, shots)) > 10_000
+        assert len(set(shots)) == 4
+        assert browser.get_log("browser") == []
+
+
+def wait_until(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check_sorting(browser) -> None:
+    """Sort the first table by the winners' times, with the keyboard, both ways."""
+    table = browser.find_element("css selector", "#overview table")
+    buttons = table.find_elements("css selector", "th button")
+    (place,) = [place for place, item in enumerate(buttons, 1) if item.text == "winner"]
+    orders = []
+    for _ in range(2):
+        buttons[place - 1].send_keys("\ue007")  # Enter
+        cells = table.find_elements("css selector", f"td:nth-child({place})")
+        orders.append([float(cell.get_attribute("data-number")) for cell in cells])
+    assert orders[0] == sorted(orders[0]) != orders[1] == sorted(orders[0], reverse=True)
+    heading = buttons[place - 1].find_element("xpath", "..")
+    assert heading.get_attribute("aria-sort") == "descending"
+
+
+def check_links(browser) -> None:
+    at = "return arguments[0].getBoundingClientRect().top"
+    for link in browser.find_elements("css selector", "#overview td a"):
+        browser.execute_script("arguments[0].click()", link)
+        target = link.get_attribute("href").partition("#")[2]
+        section = browser.find_element("id", target)
+        wait_until(lambda section=section: abs(browser.execute_script(at, section)) < 300)
+
+
+def brightness(browser) -> int:
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    return max(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def trial(number, parameters, outcome, *, seconds=1.0, ended_s=None):
+    if isinstance(outcome, float):
+        outcome = Measurement(outcome, outcome, outcome, 5, "warm", 0.1)
+    candidate = Candidate.of("cpu", parameters)
+    return Trial(number, WORKLOAD, candidate, f"{number}", outcome, seconds, ended_s)
+
+
+def test_progress_counts_overlapping_trials_once_and_no_pauses():
+    wrong = Rejection("correctness", "y[0] is wrong")
+    trials = [
+        trial(0, {"A": 1}, 2.0, seconds=3.0, ended_s=103.0),
+        trial(1, {"A": 2}, wrong, seconds=3.0, ended_s=104.0),
+        trial(2, {"A": 3}, 1.0, seconds=1.0, ended_s=500.0),
+    ]
+    steps = progress(trials)
+    assert [step.elapsed_s for step in steps] == [3.0, 4.0, 5.0]
+    assert [step.best_ms for step in steps] == [2.0, 2.0, 1.0]
+    old = [trial(0, {"A": 1}, wrong), trial(1, {"A": 1}, 2.0)]
+    assert [(step.elapsed_s, step.best_ms) for step in progress(old)] == [(1.0, None), (2.0, 2.0)]
+
+
+def test_importances_find_the_parameter_that_decides():
+    trials = [
+        trial(8 * a + b, {"A": a, "B": b}, 1.0 + a + 0.01 * (b % 3))
+        for a in range(4)
+        for b in range(8)
+    ]
+    found = importances(trials)
+    assert max(found, key=found.__getitem__) == "cpu.A"
+    assert importances(trials[:5]) == {}
+
+
+def test_rejected_regions_name_the_value_that_fails():
+    trials = [
+        trial(0, {"A": 1, "B": 1}, 1.0),
+        trial(1, {"A": 1, "B": 2}, 1.0),
+        trial(2, {"A": 2, "B": 1}, Rejection("compile", "too much shared memory\nmore")),
+        trial(3, {"A": 2, "B": 2}, Rejection("timeout", "no reply")),
+        trial(4, {"A": 2, "B": 3}, Rejection("compile", "too much shared memory")),
+    ]
+    first = rejected_regions(trials)[0]
+    assert (first.parameter, first.value, first.trials, first.rejected) == ("A", 2, 3, 3)
+    assert first.stages == (("compile", 2), ("timeout", 1))
+    assert first.reason == "too much shared memory"
+
+
+def test_numbers_are_spelled_with_three_digits():
+    assert [time_text(ms) for ms in (0.0003, 0.0318, 1.0, 50.0, 999.6, 1234.0)] == [
+        *("0.300 µs", "31.8 µs", "1.00 ms", "50.0 ms", "1000 ms", "1.23 s")
+    ]
+    assert amount_text(1.05e12, "B/s") == "1.05 TB/s"
+    assert amount_text(2.68e8, "FLOP") == "268 MFLOP"
+    ceilings = Ceilings(100.0, 10.0, "made up")
+    assert [ceilings.at(intensity) for intensity in (1.0, 10.0, 100.0)] == [10.0, 100.0, 100.0]

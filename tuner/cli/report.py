@@ -1,0 +1,47 @@
+"""`tune report`: a page that shows what was tried and what won."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from tuner.catalog import Catalog
+from tuner.package.files import replace
+from tuner.records import UsageError
+
+_NEEDS = ("altair", "vl_convert", "pygments")
+
+
+def write_report(
+    source: Path,
+    output: Path,
+    *,
+    against: Path | None,
+    catalog: Catalog,
+    environment: Mapping[str, str],
+) -> None:
+    """Write the page of a store or package, beside another if one is given.
+
+    Raises:
+        UsageError: What draws the charts is not installed, or there is nothing to report.
+    """
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"tune report needs {', '.join(missing)}: install it with pip install 'tuner[report]'"
+        )
+    if output.is_dir():
+        raise UsageError(f"--output {output}: is a folder; name a file, such as report.html")
+    from tuner.report.chapters import read_chapters
+    from tuner.report.page import Against, page_of
+
+    chapters = read_chapters(source, catalog, environment)
+    other = None
+    if against is not None:
+        other = Against(str(against), read_chapters(against, catalog, environment))
+    page = page_of(str(source), chapters, catalog.template_folders[-1], other)
+    replace(output, page)
+    click.echo(f"{output}: {len(chapters)} workloads, {len(page.encode()) / 1e6:.2f} MB")

@@ -1,0 +1,64 @@
+"""Commands that look at what runs have found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tuner.catalog import Catalog
+from tuner.cli.options import DEFAULT_STORE, environment, kernels_option
+
+
+@click.command()
+@click.argument("source", default=DEFAULT_STORE, type=click.Path(path_type=Path))
+@click.option(
+    "--output", default="report.html", show_default=True, type=click.Path(path_type=Path)
+)
+@click.option("--against", type=click.Path(path_type=Path), help="Another store or package.")
+@kernels_option
+def report(source: Path, output: Path, against: Path | None, folders: Sequence[Path]) -> None:
+    """Write a page about a store or a package: what was tried, what won and why."""
+    from tuner.cli.report import write_report
+
+    write_report(
+        source, output, against=against, catalog=Catalog(folders), environment=environment()
+    )
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--output", default="captured.yaml", show_default=True, type=click.Path(path_type=Path)
+)
+@kernels_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def capture(output: Path, folders: Sequence[Path], program: Sequence[str]) -> None:
+    """Run a Python program and write what it spends on operations that kernels of ours do.
+
+    Write `--` before the program: `tune capture -- python train.py --epochs 1`.
+    """
+    from tuner.cli.capture import capture_program
+
+    sys.exit(capture_program(program, output, folders=folders, environment=environment()))
+
+
+@click.command()
+@click.argument("store", default=DEFAULT_STORE, type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Show what is there and stop.")
+def watch(store: Path, once: bool) -> None:
+    """Follow a run that works on a store: a table in a terminal, else a line per trial."""
+    from tuner.cli.watch import watch_store
+
+    watch_store(store, once=once)
+
+
+@click.command()
+@click.argument("stores", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="A new folder.")
+def merge(stores: Sequence[Path], output: Path) -> None:
+    """Join stores of several machines; what cannot be compared is kept apart."""
+    from tuner.cli.merge import merge_stores
+
+    merge_stores(stores, output)

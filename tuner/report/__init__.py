@@ -1,0 +1,1 @@
+"""A page that shows what was tried, what won and why: needs the extra ``report``."""

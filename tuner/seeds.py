@@ -1,0 +1,226 @@
+"""Others' results as first candidates: what they chose, in the names of our parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner import codec
+from tuner.package.freeze import RUNTIME
+from tuner.package.reading import package_winners
+from tuner.records import Candidate, UsageError, Winner, format_value
+from tuner.session import Subject
+from tuner.tables import read_tables
+from tuner.template import TemplateSpec
+
+FORMATS = (
+    "a configuration of vLLM or SGLang, a *.autotune.json of Triton, a configuration or cache "
+    "entry of Helion, a cache or T4 results of Kernel Tuner, a trials.jsonl or winners.json of "
+    "ours, or the folder of a package of ours"
+)
+MOST = 12
+"""Candidates that a workload takes over: those of the nearest workloads, then the fastest."""
+
+_HELION_BLOCKS = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
+_SAME = re.compile(r"(BLOCK|GROUP)_?SIZE_")
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A configuration that someone found good.
+
+    Attributes:
+        parameters: Its values under the names of whoever found it.
+        template: Our template, where it is one of ours.
+        kernel: Our kernel, where it is one of ours.
+        dims: What is known of the workload's extents.
+        time_ms: The time, where it is known.
+    """
+
+    parameters: tuple[tuple[str, Any], ...]
+    template: str | None = None
+    kernel: str | None = None
+    dims: tuple[tuple[str, int], ...] = ()
+    time_ms: float = math.inf
+
+
+@dataclass(slots=True)
+class Fit:
+    """What a workload takes over, and how often something was left out for a reason."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read_seeds(path: Path) -> list[Seed]:
+    """Return the configurations of a file or package, in one of the `FORMATS`.
+
+    Raises:
+        UsageError: It cannot be read or is none of them.
+    """
+    if (path / RUNTIME).is_dir():
+        return [_of_winner(winner) for winner in package_winners(path)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if path.suffix != ".gz":
+            raise UsageError(f"--seed-from {path}: cannot be read: {error}") from error
+        text = ""
+    try:
+        data = json.loads(text)
+        seeds = _of_json(data, path) if isinstance(data, dict) else []
+    except (KeyError, TypeError, ValueError):
+        seeds = []  # a table's reader says what is wrong, if it is none either
+    seeds = seeds or _of_tables(path)
+    if not seeds:
+        raise UsageError(f"--seed-from {path}: holds no configuration; it may be {FORMATS}")
+    return seeds
+
+
+def fit(subject: Subject, seeds: Sequence[Seed]) -> Fit:
+    """Return the candidates that a workload takes over: nothing is rounded to what it allows.
+
+    What a configuration does not say has the template's default value.
+
+    Args:
+        subject: The workload.
+        seeds: Configurations of any kernels.
+    """
+    found = Fit()
+    extents = dict(subject.task.workload.dims)
+    kernel = subject.task.workload.kernel
+    mine = [seed for seed in seeds if seed.kernel in (None, kernel)]
+    for seed in sorted(mine, key=lambda seed: (_distance(seed, extents), seed.time_ms)):
+        if len(found.candidates) == MOST:
+            break
+        for candidate in _candidates(subject, seed, found.left_out):
+            if candidate not in found.candidates:
+                found.candidates.append(candidate)
+    return found
+
+
+def _candidates(subject: Subject, seed: Seed, left_out: Counter[str]) -> Iterator[Candidate]:
+    """Yield a configuration as a candidate of each template that knows most of its names."""
+    given = {_canonical(name): (name, value) for name, value in seed.parameters}
+    parts = [
+        part for part in subject.feasible.templates if seed.template in (None, part.spec.name)
+    ]
+    known = {part.spec.name: given.keys() & _names(part.spec).keys() for part in parts}
+    most = max(map(len, known.values()), default=0)
+    if not most:
+        what = f"template {seed.template}" if seed.template else ", ".join(dict(seed.parameters))
+        left_out[f"{what}: unknown to {subject.task.workload.kernel} on this device"] += 1
+        return
+    for part in parts:
+        if len(known[part.spec.name]) < most:
+            continue
+        for name in given.keys() - known[part.spec.name]:
+            left_out[f"{part.spec.name}: unknown parameter {given[name][0]}"] += 1
+        values = {key: value for key, (_, value) in given.items() if key in _names(part.spec)}
+        candidate = _candidate(part.spec, values, left_out)
+        if candidate is None:
+            continue
+        if candidate in subject.feasible:
+            yield candidate
+        for constraint in part.spec.broken(candidate, part.limits):
+            left_out[f"{part.spec.name}: breaks {constraint}"] += 1
+
+
+def _candidate(
+    spec: TemplateSpec, values: Mapping[str, Any], left_out: Counter[str]
+) -> Candidate | None:
+    """Return the candidate with these values, None if one of them is none of the choices."""
+    names, chosen = _names(spec), dict(spec.default.parameters)
+    choices = dict(spec.parameters)
+    for key, value in values.items():
+        name = names[key]
+        same = [item for item in choices[name] if item == value]  # 1 stands for true, too
+        if not same:
+            allowed = ", ".join(map(format_value, choices[name]))
+            spelled = format_value(value)
+            left_out[f"{spec.name}: {name}={spelled} is not one of {allowed}"] += 1
+            return None
+        chosen[name] = same[0]
+    return Candidate.of(spec.name, chosen)
+
+
+def _names(spec: TemplateSpec) -> dict[str, str]:
+    return {_canonical(name): name for name, _ in spec.parameters}
+
+
+def _canonical(name: str) -> str:
+    """Return a parameter's name in the one of the spellings that they share."""
+    return _SAME.sub(r"\1_", name.upper())
+
+
+def _distance(seed: Seed, extents: Mapping[str, int]) -> float:
+    """Return how far the known extents of a configuration's workload are from ours, in logs."""
+    logs = (abs(math.log(size / extents[dim])) for dim, size in seed.dims if dim in extents)
+    return sum(logs) if seed.dims else math.inf
+
+
+def _of_json(data: Mapping[str, Any], path: Path) -> list[Seed]:
+    """Return the configurations of a JSON file that is no table, none if it is unknown."""
+    if "configs_timings" in data:
+        return [_of_triton(config, timing) for config, timing in data["configs_timings"]]
+    if "winners" in data:
+        return [_of_winner(codec.from_json(Winner, item)) for item in data["winners"]]
+    if "config" in data and "key" in data:  # Helion's cache holds its configuration as text
+        return [_of_helion(json.loads(data["config"]))]
+    if "block_sizes" in data or "pid_type" in data:
+        return [_of_helion(data)]
+    entries = {key: item for key, item in data.items() if key.isdecimal()}
+    return [_of_vllm(int(key), item, path) for key, item in entries.items()]
+
+
+def _of_triton(config: Mapping[str, Any], timing: Any) -> Seed:
+    options = {name: value for name, value in config.items() if name != "kwargs"}
+    median_ms = timing[0] if isinstance(timing, list) else timing
+    return _seed({**config["kwargs"], **options}, time_ms=float(median_ms))
+
+
+def _of_helion(config: Mapping[str, Any]) -> Seed:
+    values = dict(config)
+    blocks = values.get("block_sizes", [])
+    if len(blocks) == len(_HELION_BLOCKS):  # of a product of matrices, in the order of its loops
+        values |= dict(zip(_HELION_BLOCKS, values.pop("block_sizes"), strict=True))
+    if values.get("l2_groupings"):
+        values["GROUP_M"] = values.pop("l2_groupings")[0]
+    return _seed(values)
+
+
+def _of_vllm(m: int, config: Mapping[str, Any], path: Path) -> Seed:
+    """Return one entry of a file that is named after N and K and has an entry per M."""
+    named = re.findall(r"(?:^|,)([NK])=(\d+)", path.name)
+    dims = {"M": m, **{name: int(extent) for name, extent in named}}
+    return _seed(config, dims=tuple(dims.items()))
+
+
+def _of_winner(winner: Winner) -> Seed:
+    chosen, workload = winner.candidate, winner.workload
+    return Seed(chosen.parameters, chosen.template, workload.kernel, workload.dims)
+
+
+def _of_tables(path: Path) -> list[Seed]:
+    seeds = []
+    for table in read_tables(path):
+        kernel = table.space.partition(":")[0] if ":" in table.space else None
+        for key, time_ms in table.times.items():
+            if time_ms is not None:
+                chosen = table.feasible.candidate(key)
+                template = None if chosen.template == "table" else chosen.template
+                seeds.append(Seed(chosen.parameters, template, kernel, time_ms=time_ms))
+    return seeds
+
+
+def _seed(values: Mapping[str, Any], **known: Any) -> Seed:
+    """Return a configuration without what it leaves open."""
+    return Seed(
+        tuple((name, value) for name, value in values.items() if value is not None), **known
+    )
