@@ -15,8 +15,9 @@ from tuner.records import Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.template import ITEMSIZES
 from tuner.timing.clock import Clock
-from tuner.timing.race import race
+from tuner.timing.race import race, survey
 from tuner.verify import Verifier
 
 RIVAL = "rival"
@@ -99,6 +100,37 @@ class Bench:
             rival=RIVAL if rival else None,
         )
         return {"race": codec.to_json(result), "rival": self.problem.RIVAL}
+
+    def survey(
+        self, variants: Mapping[str, Variant], *, budget_s: float, seed: int, rival: bool
+    ) -> dict[str, Any]:
+        """Return the times of variants that are only compared, and what a call of them is.
+
+        Args:
+            variants: The variants by label; the first is the reference.
+            budget_s: How long it may take.
+            seed: Seed of the order.
+            rival: Whether the rival, if there is one, is timed along.
+        """
+        contenders = {label: self.calls(variant) for label, variant in variants.items()}
+        rival_calls = self.rival_calls() if rival else []
+        if rival_calls:
+            contenders[RIVAL] = rival_calls
+        result = survey(
+            self._clock, contenders, budget_s=budget_s, seed=seed, reference=next(iter(variants))
+        )
+        name = self.problem.RIVAL if rival_calls else None
+        return {"race": codec.to_json(result), "rival": name, "work": self.work()}
+
+    def work(self) -> dict[str, Any]:
+        """Return what a call needs at least, and whether it finds its data in the cache."""
+        flops, size = self.problem.cost(
+            self._extents, dict(self._workload.flags), ITEMSIZES[self._workload.dtype]
+        )
+        held = sum(tensor.nbytes for tensors in self.sets for tensor in tensors.values())
+        # Buffers that alone overflow the cache are as cold as those that take turns.
+        cold = held > self._device.cache_bytes()
+        return {"flops": flops, "bytes": size, "caches": "cold" if cold else "warm"}
 
     @cached_property
     def sets(self) -> list[dict[str, torch.Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +12,17 @@ import click
 
 from tuner import __version__
 from tuner.catalog import Catalog
+from tuner.cli import measuring
+from tuner.cli.options import (
+    device_option,
+    kernels_option,
+    output_option,
+    process_environment,
+    store_option,
+)
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
-
-DEFAULT_STORE = ".tuner"
-DEFAULT_OUTPUT = "kernels_generated"
 
 
 class DefaultGroup(click.Group):
@@ -31,32 +35,6 @@ class DefaultGroup(click.Group):
         ):
             arguments = ["run", *arguments]
         return super().parse_args(context, arguments)
-
-
-kernels_option = click.option(
-    "--kernels",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A folder of your own with templates/, search_spaces/ and problems/.",
-)
-device_option = click.option(
-    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, hip, ... or auto."
-)
-store_option = click.option(
-    "--store",
-    default=DEFAULT_STORE,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Folder where trials are kept.",
-)
-output_option = click.option(
-    "--output",
-    default=DEFAULT_OUTPUT,
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The package that is written; its folder's name is its import name.",
-)
 
 
 @click.group(cls=DefaultGroup)
@@ -85,7 +63,7 @@ def run(**options: Any) -> None:
     """Tune kernels and freeze the winners into a package."""
     from tuner.cli.commands import RunOptions, tune_kernels
 
-    sys.exit(tune_kernels(RunOptions(**options), _environment()))
+    sys.exit(tune_kernels(RunOptions(**options), process_environment()))
 
 
 @tune.command("list")
@@ -109,7 +87,7 @@ def show(kernel: str, device: str, folders: Sequence[Path]) -> None:
     """Show a kernel's parameters, constraints, workloads and the size of its space."""
     from tuner.cli.commands import show_kernel
 
-    show_kernel(kernel, device, Catalog(folders), _environment())
+    show_kernel(kernel, device, Catalog(folders), process_environment())
 
 
 @tune.command()
@@ -117,7 +95,7 @@ def devices() -> None:
     """List the kinds of devices, and which of them are here."""
     from tuner.cli.commands import list_devices
 
-    list_devices(_environment())
+    list_devices(process_environment())
 
 
 @tune.command()
@@ -162,7 +140,7 @@ def build(**options: Any) -> None:
     """Compile candidates for a card that need not be here, and print what they need."""
     from tuner.cli.build import BuildOptions, build_kernel
 
-    sys.exit(build_kernel(BuildOptions(**options), _environment()))
+    sys.exit(build_kernel(BuildOptions(**options), process_environment()))
 
 
 @tune.command()
@@ -218,9 +196,8 @@ def replay(
         click.echo(json.dumps(rows, indent=2))
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment: no other module of the tuner reads it."""
-    return dict(os.environ)
+for measuring_command in measuring.COMMANDS:
+    tune.add_command(measuring_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

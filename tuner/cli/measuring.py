@@ -1,0 +1,60 @@
+"""The commands that measure what is there, apart from tuning it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli.options import (
+    device_option,
+    kernels_option,
+    package_option,
+    process_environment,
+    store_option,
+)
+
+
+@click.command()
+@click.argument("kernel")
+@device_option
+@click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
+@click.option("--workloads", "sets", multiple=True, help="Name of a workload set.")
+@click.option("--rival", is_flag=True, help="Time the library's operation beside it.")
+@package_option
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file for `tune compare`.",
+)
+@click.option(
+    "--budget",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    help="Seconds for each workload.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the order in which it is timed.")
+@store_option
+@kernels_option
+def bench(**options: Any) -> None:
+    """Time what the frozen package runs; without workloads, what it was tuned for."""
+    from tuner.cli.bench import BenchOptions, bench_kernel
+
+    sys.exit(bench_kernel(BenchOptions(**options), process_environment()))
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def compare(files: tuple[Path, ...], as_json: bool) -> None:
+    """Print files of `tune bench` side by side; the first is the reference."""
+    from tuner.cli.bench import compare_files
+
+    compare_files(files, as_json=as_json)
+
+
+COMMANDS = (bench, compare)
