@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 
 from tuner import codec
 from tuner.plugins import Device
-from tuner.records import Workload
+from tuner.records import UsageError, Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
+from tuner.runtime.dispatch import Dispatch
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 from tuner.template import ITEMSIZES
@@ -167,6 +169,26 @@ class Bench:
         """Return what reference and rival take, on each set of buffers: inputs and options."""
         names = [spec.name for spec in self._signature.inputs]
         return [{name: tensors[name] for name in names} | self._options for tensors in self.sets]
+
+
+def choose(
+    folder: Path, signature: Signature, workload: Workload, device: Device
+) -> dict[str, Any]:
+    """Return which file of a frozen kernel's folder serves a workload, as `Choice` names it.
+
+    Raises:
+        UsageError: None does.
+    """
+    try:
+        choice = Dispatch(folder.parent.name, folder, signature).choose(
+            dict(workload.dims),
+            dtype=workload.dtype,
+            flags=dict(workload.flags),
+            device=torch.device(device.torch_device),
+        )
+    except NotImplementedError as error:
+        raise UsageError(str(error)) from error
+    return dataclasses.asdict(choice)
 
 
 def _timing_json(timing: Any) -> dict[str, Any]:

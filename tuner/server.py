@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from tuner import codec
 from tuner.blame import BlamedVariant, BlamingTimer, VariantError
 from tuner.catalog import builder_for
 from tuner.plugins import BuildTask, Device, RejectedBuild
-from tuner.records import DeviceInfo, Rejection, Stage, UsageError, Workload
+from tuner.records import DeviceInfo, Rejection, Stage, Workload
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 from tuner.timing.calibration import BelowFloor
@@ -69,6 +68,8 @@ class Server:
             "race": self._race,
             "survey": self._survey,
             "choose": self._choose,
+            "experiments": self._experiments,
+            "experiment": self._experiment,
         }
         try:
             return operations[message["operation"]](message)
@@ -155,23 +156,30 @@ class Server:
 
     def _choose(self, message: Message) -> Message:
         """Return which file of a frozen package serves a workload on this device."""
-        import torch
+        from tuner.bench import choose
 
-        from tuner.runtime.dispatch import Dispatch
-
-        workload = codec.from_json(Workload, message["workload"])
-        folder = Path(message["folder"])
-        signature = Signature.from_json(message["signature"])
-        try:
-            choice = Dispatch(folder.parent.name, folder, signature).choose(
-                dict(workload.dims),
-                dtype=workload.dtype,
-                flags=dict(workload.flags),
-                device=torch.device(self._device.torch_device),
+        return {
+            "choice": choose(
+                Path(message["folder"]),
+                Signature.from_json(message["signature"]),
+                codec.from_json(Workload, message["workload"]),
+                self._device,
             )
-        except NotImplementedError as error:
-            raise UsageError(str(error)) from error
-        return {"choice": dataclasses.asdict(choice)}
+        }
+
+    def _experiments(self, message: Message) -> Message:
+        del message
+        from tuner.experiments import experiments
+
+        return {"names": list(experiments(self._device))}
+
+    def _experiment(self, message: Message) -> Message:
+        """Try what the device can do: that it raises something is what was found."""
+        from tuner.experiments import attempt
+
+        self._announce("measure")
+        reply = attempt(message["name"], self._device, self._clock)
+        return {**reply, "poisoned": "reason" in reply and self._poisoned()}
 
     def _unchecked_variant(self, bench: Any, message: Message, item: Message) -> BlamedVariant:
         del bench

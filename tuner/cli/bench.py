@@ -45,12 +45,13 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
         raise UsageError(f"--output {options.output}: its folder does not exist")
     name = resolve_device(options.device, environment)
     require_timed(name)
+    asked = _asked(kernel, split_device(name)[0], options)
     console = make_console()
     measured: list[WorkloadTimes] = []
     failures: list[Failure] = []
     with workers_for(name, options.store, environment, jobs=1) as workers:
         run = Conditions(workers, workers.info(), options.budget, options.seed, options.rival)
-        for workload in _workloads(kernel, run.device, options):
+        for workload in asked or _tuned(kernel, run.device):
             outcome = measure(run, kernel, workload)
             if isinstance(outcome, Failure):
                 failures.append(outcome)
@@ -132,21 +133,27 @@ def compared_table(rows: Sequence[ComparedTime]) -> Table:
     return table
 
 
-def _workloads(kernel: FrozenFiles, device: DeviceInfo, options: BenchOptions) -> list[Workload]:
-    found = [kernel.parse(device.kind, text) for text in options.workloads]
+def _asked(kernel: FrozenFiles, kind: str, options: BenchOptions) -> list[Workload]:
+    """Return the workloads that the user named."""
+    found = [kernel.parse(kind, text) for text in options.workloads]
     if options.sets:
-        catalog = Catalog(options.folders)
-        spec = load_space(catalog.space_path(options.kernel))
+        spec = load_space(Catalog(options.folders).space_path(options.kernel))
         for name in options.sets:
             if name not in spec.workloads:
                 known = ", ".join(spec.workloads)
                 raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
-            found += [kernel.parse(device.kind, str(item)) for item in spec.workloads[name]]
-    if not (found or options.sets or options.workloads):
-        found = kernel.workloads(device.arch, device.kind)
-    if not found:
-        raise UsageError(
-            f"{kernel.folder}: nothing was frozen for {device.kind!r} with a workload: give one "
-            "with --workload"
-        )
+            served = [item for item in spec.workloads[name] if item.dtype in kernel.dtypes(kind)]
+            if not served:
+                raise UsageError(f"{kernel.folder}: nothing of {name!r} was frozen for {kind!r}")
+            found += served
     return list(dict.fromkeys(found))
+
+
+def _tuned(kernel: FrozenFiles, device: DeviceInfo) -> list[Workload]:
+    """Return what the kernel was tuned for here, or else on another device of the kind."""
+    if found := kernel.workloads(device.arch, device.kind):
+        return found
+    raise UsageError(
+        f"{kernel.folder}: nothing was frozen for {device.kind!r} with a workload: give one with "
+        "--workload"
+    )

@@ -57,4 +57,16 @@ def compare(files: tuple[Path, ...], as_json: bool) -> None:
     compare_files(files, as_json=as_json)
 
 
-COMMANDS = (bench, compare)
+@click.command()
+@device_option
+@click.option("--fresh", is_flag=True, help="Make the card anew.")
+@click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
+@store_option
+def probe(device: str, fresh: bool, as_json: bool, store: Path) -> None:
+    """Find out by trying what a device can do, and print its card."""
+    from tuner.cli.probe import probe_device
+
+    probe_device(device, store, process_environment(), fresh=fresh, as_json=as_json)
+
+
+COMMANDS = (bench, compare, probe)

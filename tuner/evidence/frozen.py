@@ -51,13 +51,18 @@ class FrozenFiles:
         Raises:
             UsageError: It is no workload of this kernel, or nothing was frozen for the kind.
         """
-        dtypes = [dtype for data in self._of_kind(kind) for dtype in data["defaults"]]
+        dtypes = self.dtypes(kind)
         if not dtypes:
             kinds = sorted({data["device"]["kind"] for data in self.manifests.values()})
             raise UsageError(
                 f"{self.folder}: nothing was frozen for {kind!r}, only for {', '.join(kinds)}"
             )
-        return parse_workload(self.signature, list(dict.fromkeys(dtypes)), text)
+        return parse_workload(self.signature, dtypes, text)
+
+    def dtypes(self, kind: str) -> list[str]:
+        """Return the element types that something was frozen for on a kind of device."""
+        found = (dtype for data in self._of_kind(kind) for dtype in data["defaults"])
+        return list(dict.fromkeys(found))
 
     def workloads(self, arch: str, kind: str) -> list[Workload]:
         """Return what was tuned for an architecture, else for any other one of its kind."""

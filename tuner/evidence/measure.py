@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner import __version__, codec
+from tuner.evidence.card import facts_of
 from tuner.evidence.frozen import FrozenFiles
 from tuner.evidence.results import (
     CLOCK,
     ContenderTimes,
-    DeviceFacts,
     FrozenSource,
     Protocol,
     ResultsFile,
@@ -113,18 +113,11 @@ def survey(
 
 def results_file(run: Conditions, workloads: Sequence[WorkloadTimes]) -> ResultsFile:
     """Return measured workloads with where, when and how they were measured."""
-    info = run.device
     return ResultsFile(
         schema_version=1,
         tuner=__version__,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        device=DeviceFacts(
-            kind=info.kind,
-            name=info.name,
-            arch=info.arch,
-            limits=dict(info.limits),
-            versions=dict(info.versions),
-        ),
+        device=facts_of(run.device),
         seed=run.seed,
         budget_s=run.budget_s,
         workloads=list(workloads),
