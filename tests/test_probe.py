@@ -74,7 +74,7 @@ def test_an_experiment_that_kills_its_child_is_a_finding(tmp_path):
     assert "ValueError: no such product" in card.findings["rate_float32"].note
     assert card.number("read_bandwidth") is None
     assert card.number("copy_bandwidth") > 0
-    assert card.gflops("float32") is None
+    assert card.ceilings("float32").gflops is None
 
 
 def test_another_version_has_another_card(tmp_path):
@@ -98,12 +98,12 @@ def card_with(**numbers: float) -> DeviceCard:
 
 def test_the_ceiling_of_a_type_is_that_of_all_types_as_wide():
     card = card_with(rate_float32=50.0, rate_tf32=400.0, rate_bfloat16=300.0, rate_int8=900.0)
-    assert card.gflops("float32") == 400.0
-    assert card.gflops("bfloat16") == 400.0
-    assert card.gflops("int8") == 900.0
-    assert card.gflops("float64") is None
-    assert card_with(copy_bandwidth=2.0, read_bandwidth=3.0).gbytes == 3.0
-    assert card_with().gbytes is None
+    assert card.ceilings("float32").gflops == 400.0
+    assert card.ceilings("bfloat16").gflops == 400.0
+    assert card.ceilings("int8").gflops == 900.0
+    assert card.ceilings("float64").gflops is None
+    assert card_with(copy_bandwidth=2.0, read_bandwidth=3.0).ceilings("int8").gbytes == 3.0
+    assert card_with().ceilings("int8").gbytes is None
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, 63, 64])

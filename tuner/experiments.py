@@ -16,6 +16,7 @@ from tuner.plugins import Device
 from tuner.timing.clock import Clock
 from tuner.timing.meter import Call
 from tuner.timing.race import survey
+from tuner.timing.sanity import Ceilings, as_wide
 from tuner.timing.statistics import ratio_interval
 
 BUDGET_S = 0.3
@@ -59,6 +60,13 @@ def fastest(calls: list[Call], clock: Clock) -> float:
     while clock.now() < until_s:
         samples.append(meter.sample())
     return min(sample for sample in samples if sample > 0)
+
+
+def ceilings(dtype: str, device: Device, clock: Clock) -> Ceilings:
+    """Return what the device does at most right now, for kernels of an element type."""
+    gbytes = max(bandwidth(name, device, clock) for name in _MOVES) * 1e-9
+    rates = [rate(name, device, clock) for name in as_wide(dtype) & set(device.matrix_dtypes)]
+    return Ceilings(gbytes, max(rates, default=0.0) * 1e-9 or None)
 
 
 def bandwidth(name: str, device: Device, clock: Clock) -> float:

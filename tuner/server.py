@@ -127,7 +127,11 @@ class Server:
         bench = self._bench_for(message)
         variant = self._checked_variant(bench, message, message)
         self._announce("measure")
-        return {"timing": bench.measure(variant, give_up_ms=message["give_up_ms"])}
+        options = {name: message[name] for name in ("give_up_ms", "ceilings")}
+        timing, fault = bench.measure(variant, **options)
+        if fault is not None:
+            raise Rejected("correctness", fault)
+        return {"timing": timing}
 
     def _verify(self, message: Message) -> Message:
         bench = self._bench_for(message)
@@ -167,8 +171,7 @@ class Server:
             )
         }
 
-    def _experiments(self, message: Message) -> Message:
-        del message
+    def _experiments(self, _: Message) -> Message:
         from tuner.experiments import experiments
 
         return {"names": list(experiments(self._device))}

@@ -13,6 +13,8 @@ from rich.table import Table
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
+from tuner.cli.probe import cards_folder
+from tuner.evidence.card import card_of
 from tuner.evidence.compare import ComparedTime, compare
 from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.measure import Conditions, measure, results_file
@@ -50,7 +52,14 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
     measured: list[WorkloadTimes] = []
     failures: list[Failure] = []
     with workers_for(name, options.store, environment, jobs=1) as workers:
-        run = Conditions(workers, workers.info(), options.budget, options.seed, options.rival)
+        run = Conditions(
+            workers,
+            workers.info(),
+            options.budget,
+            options.seed,
+            options.rival,
+            card_of(workers, cards_folder(options.store, environment)),
+        )
         for workload in asked or _tuned(kernel, run.device):
             outcome = measure(run, kernel, workload)
             if isinstance(outcome, Failure):

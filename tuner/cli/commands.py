@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tuner.cli.devices import (
 )
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
 from tuner.cli.packaging import freeze_winners
+from tuner.cli.probe import cards_folder
+from tuner.evidence.card import DeviceCard, card_of
 from tuner.plan import Request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
@@ -71,7 +73,8 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         name, options.store, environment, jobs=options.jobs, limits=limits
     ) as workers:
         device = workers.info()
-        subjects = plan(catalog, device, request)
+        card = card_of(workers, cards_folder(options.store, environment))
+        subjects = [within(card, subject) for subject in plan(catalog, device, request)]
         store = Store(options.store, device.arch)
         if options.fresh:
             store.forget()
@@ -149,6 +152,12 @@ def replay_tables(
                     f"{summary.proposal_ms:.0f} ms a proposal"
                 )
     return rows
+
+
+def within(card: DeviceCard, subject: Subject) -> Subject:
+    """Return a subject whose times must be possible by a device's card."""
+    ceilings = card.ceilings(subject.task.workload.dtype)
+    return replace(subject, task=replace(subject.task, ceilings=ceilings))
 
 
 def _verify_frozen(

@@ -14,7 +14,7 @@ from tuner import __version__, codec
 from tuner.evidence.results import DeviceFacts, read_section, write_section
 from tuner.records import DeviceInfo, UsageError
 from tuner.schema import Section
-from tuner.template import ITEMSIZES
+from tuner.timing.sanity import Ceilings, as_wide
 from tuner.worker import Lethal, Workers
 
 EXPERIMENT_S = 60.0
@@ -66,21 +66,14 @@ class DeviceCard(Section):
             return None
         return float(found.value)
 
-    @property
-    def gbytes(self) -> float | None:
-        """The most that memory was seen to move: 10^9 bytes a second."""
+    def ceilings(self, dtype: str) -> Ceilings:
+        """Return the most that was seen of memory, and of products that serve a type."""
         moves = ("copy_bandwidth", "read_bandwidth", "write_bandwidth")
-        return max(filter(None, map(self.number, moves)), default=None)
-
-    def gflops(self, dtype: str) -> float | None:
-        """Return the most that was seen of a type's products: 10^9 operations a second.
-
-        A kernel may compute in any type that is at least as wide, so the fastest of them counts.
-        """
-        width = ITEMSIZES.get(dtype, 0)
-        wider = [name for name, size in ITEMSIZES.items() if size >= width]
-        wider += ["tf32"] if width <= ITEMSIZES["float32"] else []
-        return max(filter(None, (self.number(f"rate_{name}") for name in wider)), default=None)
+        rates = (f"rate_{name}" for name in as_wide(dtype))
+        gbytes, gflops = (
+            max(filter(None, map(self.number, names)), default=None) for names in (moves, rates)
+        )
+        return Ceilings(gbytes, gflops)
 
 
 def card_path(folder: Path, info: DeviceInfo) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner import __version__, codec
-from tuner.evidence.card import facts_of
+from tuner.evidence.card import DeviceCard, facts_of
 from tuner.evidence.frozen import FrozenFiles
 from tuner.evidence.results import (
     CLOCK,
@@ -21,6 +21,7 @@ from tuner.evidence.results import (
 from tuner.records import DeviceInfo, Failure, Rejection, Source, Workload
 from tuner.task import Task
 from tuner.timing.race import RaceResult
+from tuner.timing.sanity import Work, impossible
 from tuner.timing.statistics import median_interval, ratio_interval
 from tuner.worker import Lethal, Workers
 
@@ -44,6 +45,7 @@ class Conditions:
         budget_s: Seconds for each workload.
         seed: Of the order in the blocks.
         rival: Whether the library is timed along.
+        card: The device's card.
     """
 
     workers: Workers
@@ -51,6 +53,7 @@ class Conditions:
     budget_s: float
     seed: int
     rival: bool
+    card: DeviceCard
 
 
 def measure(run: Conditions, kernel: FrozenFiles, workload: Workload) -> WorkloadTimes | Failure:
@@ -72,13 +75,17 @@ def measure(run: Conditions, kernel: FrozenFiles, workload: Workload) -> Workloa
     if "rejection" in reply:
         rejection = codec.from_json(Rejection, reply["rejection"])
         return Failure(workload, f"{rejection.stage}: {rejection.reason}")
+    result, work = codec.from_json(RaceResult, reply["race"]), codec.from_json(Work, reply["work"])
+    median_ms = median_interval(dict(result.times_ms)[OURS]).value
+    if fault := impossible(median_ms, work, run.card.ceilings(workload.dtype)):
+        return Failure(workload, fault)
     frozen = FrozenSource(
         file=f"{kernel.folder.name}/{choice['arch']}/{choice['file']}",
         sha256=source.sha256,
         reason=choice["reason"],
         tuned_for=choice["workload"],
     )
-    return _times_of(workload, reply, frozen)
+    return _times_of(workload, result, work=work, frozen=frozen, rival=reply["rival"])
 
 
 def survey(
@@ -124,25 +131,31 @@ def results_file(run: Conditions, workloads: Sequence[WorkloadTimes]) -> Results
     )
 
 
-def _times_of(workload: Workload, reply: Mapping[str, Any], frozen: FrozenSource) -> WorkloadTimes:
-    result, work = codec.from_json(RaceResult, reply["race"]), reply["work"]
+def _times_of(
+    workload: Workload,
+    result: RaceResult,
+    *,
+    work: Work,
+    frozen: FrozenSource,
+    rival: str | None,
+) -> WorkloadTimes:
     noise = ratio_interval(dict(result.times_ms)[OURS], result.copy_ms)
     return WorkloadTimes(
         kernel=workload.kernel,
         workload=str(workload),
         protocol=Protocol(
-            clock=CLOCK, caches=work["caches"], calls=result.method.partition(" x ")[0]
+            clock=CLOCK, caches=work.caches, calls=result.method.partition(" x ")[0]
         ),
         method=result.method,
-        flops=work["flops"],
-        bytes=work["bytes"],
+        flops=work.flops,
+        bytes=work.bytes,
         noise=[_short(value) for value in (noise.value, noise.low, noise.high)],
         discarded=result.discarded,
         end="precise" if result.end == "precise" else "budget",
         refused="; ".join(reason for _, reason in result.refused),
         contenders=[
             _contender(
-                reply["rival"] if label == RIVAL else OURS,
+                rival or RIVAL if label == RIVAL else OURS,
                 None if label == RIVAL else frozen,
                 times_ms,
                 work=work,
@@ -153,7 +166,7 @@ def _times_of(workload: Workload, reply: Mapping[str, Any], frozen: FrozenSource
 
 
 def _contender(
-    label: str, source: FrozenSource | None, times_ms: Sequence[float], *, work: Mapping[str, Any]
+    label: str, source: FrozenSource | None, times_ms: Sequence[float], *, work: Work
 ) -> ContenderTimes:
     median = median_interval(times_ms)
     return ContenderTimes(
@@ -163,8 +176,8 @@ def _contender(
         low_ms=_short(median.low),
         high_ms=_short(median.high),
         times_ms=[_short(time_ms) for time_ms in times_ms],
-        gflops=_short(work["flops"] / median.value * 1e-6),
-        gbytes=_short(work["bytes"] / median.value * 1e-6),
+        gflops=_short(work.flops / median.value * 1e-6),
+        gbytes=_short(work.bytes / median.value * 1e-6),
     )
 
 
