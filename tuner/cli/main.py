@@ -144,17 +144,6 @@ def build(**options: Any) -> None:
 
 
 @tune.command()
-@click.argument("number", type=int, required=False)
-@click.option("--kernel", help="Only this kernel's trials.")
-@store_option
-def explain(number: int | None, kernel: str | None, store: Path) -> None:
-    """Say why a trial was rejected or slow; without a NUMBER, count outcomes by stage."""
-    from tuner.cli.explain import explain_store
-
-    explain_store(store, kernel=kernel, number=number)
-
-
-@tune.command()
 @output_option
 @store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")

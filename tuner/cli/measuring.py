@@ -69,4 +69,38 @@ def probe(device: str, fresh: bool, as_json: bool, store: Path) -> None:
     probe_device(device, store, process_environment(), fresh=fresh, as_json=as_json)
 
 
-COMMANDS = (bench, compare, probe)
+@click.command()
+@click.argument("subject", required=False, metavar="[TRIAL | KERNEL]")
+@click.option("--kernel", help="Only this kernel's trials.")
+@click.option(
+    "--workload", "workloads", multiple=True, help="Of a KERNEL; its starters if left out."
+)
+@click.option(
+    "--budget",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    help="Seconds for each workload of a KERNEL.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a KERNEL's stages as JSON.")
+@device_option
+@package_option
+@store_option
+@kernels_option
+def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
+    """Say why a TRIAL was rejected or slow, or where the time of a KERNEL goes.
+
+    Without either, count outcomes by stage. A KERNEL's stages are timed by leaving them out or
+    doing them twice, in its winner, or in its default where it was not tuned.
+    """
+    from tuner.cli.explain import explain_store
+    from tuner.cli.stages import StagesOptions, explain_kernel
+
+    if subject is None or subject.lstrip("-").isdecimal():
+        number = None if subject is None else int(subject)
+        explain_store(options["store"], kernel=kernel, number=number)
+    else:
+        explain_kernel(StagesOptions(kernel=subject, **options), process_environment())
+
+
+COMMANDS = (bench, compare, probe, explain)
