@@ -44,6 +44,7 @@ class StagesOptions:
 def explain_kernel(options: StagesOptions, environment: Mapping[str, str]) -> None:
     """Time a kernel's twins and print what its stages cost."""
     catalog = Catalog(options.folders)
+    catalog.space_path(options.kernel)  # before children start
     renderer = Renderer(catalog.template_folders)
     name = resolve_device(options.device, environment)
     require_timed(name)
