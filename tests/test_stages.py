@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import KERNELS, ROOT
 
 from tuner.catalog import Catalog
 from tuner.render import Renderer, Twin
@@ -211,7 +211,9 @@ def test_a_twin_that_crashes_or_does_not_compile_is_reported_beside_the_others(t
 
 
 def test_a_template_without_stages_says_so(tune):
-    done = tune("explain", "attention_backward", "--device", "cpu", "--budget", "0.2")
+    done = tune(
+        "explain", "scale", "--kernels", str(KERNELS), "--device", "cpu", "--budget", "0.2"
+    )
     assert done.returncode == 0, done.stderr
     assert "the template marks no stages" in done.stdout
 

@@ -103,4 +103,25 @@ def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
         explain_kernel(StagesOptions(kernel=subject, **options), process_environment())
 
 
-COMMANDS = (bench, compare, probe, explain)
+@click.command()
+@click.argument("kernels", nargs=-1)
+@device_option
+@package_option
+@click.option(
+    "--budget",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    help="Seconds for each workload.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+@store_option
+@kernels_option
+def recheck(**options: Any) -> None:
+    """Time frozen winners again beside their stored runners-up; exit 1 if one has lost ground."""
+    from tuner.cli.recheck import RecheckOptions, recheck_package
+
+    sys.exit(recheck_package(RecheckOptions(**options), process_environment()))
+
+
+COMMANDS = (bench, compare, probe, explain, recheck)
