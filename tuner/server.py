@@ -151,10 +151,7 @@ class Server:
 
     def _race(self, message: Message) -> Message:
         bench = self._bench_for(message)
-        variants = {
-            item["label"]: self._checked_variant(bench, message, item)
-            for item in message["contenders"]
-        }
+        variants = self._variants(bench, message)
         self._announce("measure")
         result: Message = bench.race(variants, budget_s=message["budget_s"], seed=message["seed"])
         return result
@@ -162,10 +159,7 @@ class Server:
     def _survey(self, message: Message) -> Message:
         """Time variants that compete for nothing, whose contenders need not be right."""
         bench = self._bench_for(message)
-        variants = {
-            item["label"]: self._checked_variant(bench, message, item)
-            for item in message["contenders"]
-        }
+        variants = self._variants(bench, message)
         self._announce("measure")
         options = {name: message[name] for name in ("budget_s", "seed", "rival")}
         result: Message = bench.survey(variants, **options)
@@ -175,14 +169,9 @@ class Server:
         """Return which file of a frozen package serves a workload on this device."""
         from tuner.bench import choose
 
-        return {
-            "choice": choose(
-                Path(message["folder"]),
-                Signature.from_json(message["signature"]),
-                codec.from_json(Workload, message["workload"]),
-                self._device,
-            )
-        }
+        signature = Signature.from_json(message["signature"])
+        workload = codec.from_json(Workload, message["workload"])
+        return {"choice": choose(Path(message["folder"]), signature, workload, self._device)}
 
     def _experiments(self, _: Message) -> Message:
         from tuner.experiments import experiments
@@ -196,6 +185,10 @@ class Server:
         self._announce("measure")
         reply = attempt(message["name"], self._device, self._clock)
         return {**reply, "poisoned": "reason" in reply and self._poisoned()}
+
+    def _variants(self, bench: Any, message: Message) -> dict[str, BlamedVariant]:
+        contenders = message["contenders"]
+        return {item["label"]: self._checked_variant(bench, message, item) for item in contenders}
 
     def _checked_variant(
         self, bench: Any, message: Message, item: Message, *, edges: bool = False
