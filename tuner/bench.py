@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,21 +10,25 @@ from typing import Any
 
 import torch
 
-from tuner import codec
+from tuner import codec, experiments
 from tuner.plugins import Device
-from tuner.records import Workload
+from tuner.records import UsageError, Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
+from tuner.runtime.dispatch import Dispatch
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.template import ITEMSIZES
 from tuner.timing.clock import Clock
-from tuner.timing.race import race
-from tuner.verify import Verifier
+from tuner.timing.race import race, survey
+from tuner.timing.sanity import Ceilings, Work, impossible
+from tuner.verify import Verifier, check_in_place
 
 RIVAL = "rival"
 """Label of the library operation in a race."""
 
 _COLD_FACTOR = 2
 _MOST_SETS = 64
+_DOUBT_SEED = 7
 
 Call = Callable[[], None]
 
@@ -60,15 +65,25 @@ class Bench:
         self._extents = dict(workload.dims)
         flags, scalars = dict(workload.flags), signature.default_scalars(self._extents)
         self._options = {**flags, **scalars}
+        self._ceilings = Ceilings(None, None)
         self.verifier = Verifier(signature, self.problem, workload, device.torch_device)
 
-    def measure(self, variant: Variant, *, give_up_ms: float | None) -> dict[str, Any]:
-        """Return the timing of a verified variant as JSON.
+    def measure(
+        self, variant: Variant, *, give_up_ms: float | None, ceilings: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], str | None]:
+        """Return the timing of a verified variant as JSON and, if it cannot be, why.
 
         Args:
             variant: What to time.
             give_up_ms: Stop early when it is far slower than this.
+            ceilings: What the device's card says, if there is one, as JSON.
         """
+        timing = self._measure(variant, give_up_ms)
+        if ceilings is None:
+            return timing, None
+        return self._doubt(variant, timing, codec.from_json(Ceilings, ceilings))
+
+    def _measure(self, variant: Variant, give_up_ms: float | None) -> dict[str, Any]:
         timing = self._clock.measure(
             self.calls(variant), budget_s=self._device.measure_s, give_up_ms=give_up_ms
         )
@@ -100,6 +115,57 @@ class Bench:
         )
         return {"race": codec.to_json(result), "rival": self.problem.RIVAL}
 
+    def survey(
+        self, variants: Mapping[str, Variant], *, budget_s: float, seed: int, rival: bool
+    ) -> dict[str, Any]:
+        """Return the times of variants that are only compared, and what a call of them is.
+
+        Args:
+            variants: The variants by label; the first is the reference.
+            budget_s: How long it may take.
+            seed: Seed of the order.
+            rival: Whether the rival, if there is one, is timed along.
+        """
+        contenders = {label: self.calls(variant) for label, variant in variants.items()}
+        rival_calls = self.rival_calls() if rival else []
+        if rival_calls:
+            contenders[RIVAL] = rival_calls
+        result = survey(
+            self._clock, contenders, budget_s=budget_s, seed=seed, reference=next(iter(variants))
+        )
+        name = self.problem.RIVAL if rival_calls else None
+        return {"race": codec.to_json(result), "rival": name, "work": codec.to_json(self.work())}
+
+    def _doubt(
+        self, variant: Variant, timing: dict[str, Any], ceilings: Ceilings
+    ) -> tuple[dict[str, Any], str | None]:
+        """Return a timing and why it cannot be; one in doubt is taken again.
+
+        So are the ceilings: a card that was made beside a busy neighbour must reject nobody.
+        """
+        work = self.work()
+        if impossible(timing["median_ms"], work, ceilings) is None:
+            return timing, None
+        now = experiments.ceilings(self._workload.dtype, self._device, self._clock)
+        self._ceilings = self._ceilings.raised(now)
+        again = self._measure(variant, None)
+        fault = impossible(again["median_ms"], work, ceilings.raised(self._ceilings))
+        if fault is None:
+            return again, None
+        wrong = self.verifier.check(variant) or check_in_place(
+            variant, self._signature, self.problem, self._case(_DOUBT_SEED), self.sets[0]
+        )
+        return again, f"{fault}; checked again, {wrong or 'its results are right'}"
+
+    def work(self) -> Work:
+        """Return what a call does at least, and what it finds in the cache."""
+        cost = getattr(self.problem, "cost", lambda *_: (0.0, 0.0))
+        flops, size = cost(
+            self._extents, dict(self._workload.flags), ITEMSIZES[self._workload.dtype]
+        )
+        held = sum(tensor.nbytes for tensors in self.sets for tensor in tensors.values())
+        return Work(flops, size, held, self._device.cache_bytes())
+
     @cached_property
     def sets(self) -> list[dict[str, torch.Tensor]]:
         """Sets of inputs and outputs that together overflow the last-level cache."""
@@ -110,17 +176,21 @@ class Bench:
         return [first, *({name: first[name].clone() for name in first} for _ in copies)]
 
     def _make_set(self) -> dict[str, torch.Tensor]:
-        case = Case(
-            self._extents,
-            dict(self._workload.flags),
-            self._workload.dtype,
-            device=self._device.torch_device,
-        )
+        case = self._case()
         outputs = {
             spec.name: torch.empty(shape, dtype=element_type(spec, case.dtype), device=case.device)
             for spec, shape in self._signature.shapes(self._signature.outputs, self._extents)
         }
         return make_inputs(self._signature, self.problem, case) | outputs
+
+    def _case(self, seed: int = 0) -> Case:
+        return Case(
+            self._extents,
+            dict(self._workload.flags),
+            self._workload.dtype,
+            seed=seed,
+            device=self._device.torch_device,
+        )
 
     def calls(self, variant: Variant) -> list[Call]:
         """Return a variant's calls, one on each set of buffers."""
@@ -135,6 +205,26 @@ class Bench:
         """Return what reference and rival take, on each set of buffers: inputs and options."""
         names = [spec.name for spec in self._signature.inputs]
         return [{name: tensors[name] for name in names} | self._options for tensors in self.sets]
+
+
+def choose(
+    folder: Path, signature: Signature, workload: Workload, device: Device
+) -> dict[str, Any]:
+    """Return which file of a frozen kernel's folder serves a workload, as `Choice` names it.
+
+    Raises:
+        UsageError: None does.
+    """
+    try:
+        choice = Dispatch(folder.parent.name, folder, signature).choose(
+            dict(workload.dims),
+            dtype=workload.dtype,
+            flags=dict(workload.flags),
+            device=torch.device(device.torch_device),
+        )
+    except NotImplementedError as error:
+        raise UsageError(str(error)) from error
+    return dataclasses.asdict(choice)
 
 
 def _timing_json(timing: Any) -> dict[str, Any]:

@@ -145,6 +145,9 @@ class Device(ABC):
         measure_s: Seconds that timing one candidate may take during the search.
         starter: Name of the workload set that a plain run tunes for.
         environment: Variables that its children must have from the start.
+        matrix_dtypes: Element types whose matrix products a probe times; ``"tf32"`` is float32
+            with rounded factors.
+        matrix_extents: Extents of the square matrices that it multiplies.
     """
 
     kind: ClassVar[str]
@@ -155,6 +158,8 @@ class Device(ABC):
     measure_s: ClassVar[float] = 0.2
     starter: ClassVar[str] = "starter"
     environment: ClassVar[tuple[tuple[str, str], ...]] = ()
+    matrix_dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    matrix_extents: ClassVar[tuple[int, ...]] = (256, 512, 1024)
 
     def __init__(self, index: int = 0) -> None:
         self.index = index

@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from tuner.records import Candidate, Source, UsageError, format_value
+
+STAGE = re.compile(r"@stage (?P<stage>[^:@]+): (?P<mode>[^@]+)@")
+"""What a template's stages leave in the render that lists them."""
+
+_COMMENTS = {"cpp": "//", "triton": "#", "gluon": "#"}
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A render with one stage changed: wrong on purpose, to be timed and never to be used.
+
+    Attributes:
+        stage: Name of the stage.
+        mode: ``"left out"`` or ``"doubled"``.
+    """
+
+    stage: str
+    mode: str
+
+    def __str__(self) -> str:
+        """Return the stage and its mode."""
+        return f"{self.stage}, {self.mode}"
+
+
+_ITSELF = Twin("", "")
+_LIST = Twin("", "list")
 
 
 class Renderer:
@@ -41,14 +68,34 @@ class Renderer:
             UsageError: The template is missing, malformed, or uses an unknown name.
         """
         suffix = "cpp" if language == "cpp" else "py"
+        text = self._text(kernel, suffix, candidate, _ITSELF)
+        return Source(kernel, language, tidy(text))
+
+    def twins(self, kernel: str, language: str, candidate: Candidate) -> dict[Twin, Source]:
+        """Return the twins of a candidate that its template offers, none if it marks no stages."""
+        suffix = "cpp" if language == "cpp" else "py"
+        listed = self._text(kernel, suffix, candidate, _LIST)
+        twins = dict.fromkeys(Twin(**match.groupdict()) for match in STAGE.finditer(listed))
+        return {
+            twin: Source(
+                kernel,
+                language,
+                f"{_COMMENTS[language]} {twin}: wrong on purpose, for the clock alone\n"
+                + tidy(self._text(kernel, suffix, candidate, twin)),
+            )
+            for twin in twins
+        }
+
+    def _text(self, kernel: str, suffix: str, candidate: Candidate, twin: Twin) -> str:
         path = f"{kernel}/{candidate.template}.{suffix}.j2"
         parameters = dict(candidate.parameters)
         try:
-            text = self._environment.get_template(path).render(
+            return self._environment.get_template(path).render(
                 parameters,
                 kernel=kernel,
                 template=candidate.template,
                 parameters=parameters,
+                twin=twin,
             )
         except jinja2.TemplateNotFound as error:
             raise UsageError(f"templates/{error.name}: no such file") from error
@@ -58,7 +105,6 @@ class Renderer:
             raise UsageError(
                 f"templates/{path}: {error.message}; known: {', '.join(parameters)}"
             ) from error
-        return Source(kernel, language, tidy(text))
 
 
 def tidy(text: str) -> str:

@@ -45,7 +45,7 @@ Names = Annotated[list[Name], Field(min_length=1)]
 Point = dict[Name, Scalar]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """A mapping of the file: no unknown keys, no conversion of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,10 +61,10 @@ class _Section(BaseModel):
         return data
 
 
-_File = TypeVar("_File", bound=_Section)
+_File = TypeVar("_File", bound=Section)
 
 
-class TensorFile(_Section):
+class TensorFile(Section):
     """A tensor: the names of its dims and, where it differs from the workload's, its dtype."""
 
     shape: list[Name]
@@ -76,7 +76,7 @@ class TensorFile(_Section):
         return {"shape": data} if isinstance(data, list) else data
 
 
-class SignatureFile(_Section):
+class SignatureFile(Section):
     """The ``signature`` section."""
 
     inputs: Annotated[dict[Name, TensorFile], Field(min_length=1)]
@@ -87,14 +87,14 @@ class SignatureFile(_Section):
     valid: list[str] = []
 
 
-class ConstraintFile(_Section):
+class ConstraintFile(Section):
     """One entry of a template's ``constraints``."""
 
     require: str
     why: str
 
 
-class TemplateFile(_Section):
+class TemplateFile(Section):
     """One entry of ``templates``."""
 
     language: Literal["cpp", "triton", "gluon"]
@@ -106,7 +106,7 @@ class TemplateFile(_Section):
     seeds: list[Point] = []
 
 
-class AutogradFile(_Section):
+class AutogradFile(Section):
     """The ``autograd`` section: the public differentiable operation of the frozen package.
 
     Attributes:
@@ -120,7 +120,7 @@ class AutogradFile(_Section):
     backward: Name
 
 
-class KernelFile(_Section):
+class KernelFile(Section):
     """The whole file."""
 
     kernel: Name
@@ -131,7 +131,7 @@ class KernelFile(_Section):
     autograd: AutogradFile | None = None
 
 
-class SpentFile(_Section):
+class SpentFile(Section):
     """An entry of a captured file: a workload and what a program spent on it."""
 
     kernel: Name
@@ -141,7 +141,7 @@ class SpentFile(_Section):
     operations: list[str] = []
 
 
-class CapturedFile(_Section):
+class CapturedFile(Section):
     """What `tune capture` writes."""
 
     program: str = ""
@@ -176,8 +176,7 @@ def _read(path: Path, kind: type[_File]) -> _File:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name}: is not YAML: {error}") from error
     except ValidationError as error:
-        problems = [_message(dict(problem)) for problem in error.errors()]
-        raise UsageError("\n".join(f"{path.name}: {problem}" for problem in problems)) from error
+        raise UsageError(describe(error, path.name)) from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -191,6 +190,11 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"found the key {key!r} twice", node.value[position][0].start_mark
                 )
         return super().construct_mapping(node, deep)
+
+
+def describe(error: ValidationError, name: str) -> str:
+    """Return one line for each thing that is wrong with a file of this name."""
+    return "\n".join(f"{name}: {_message(dict(problem))}" for problem in error.errors())
 
 
 def _message(problem: dict[str, Any]) -> str:

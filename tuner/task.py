@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner import codec
 from tuner.records import DeviceInfo, Resources, Workload
+from tuner.timing.sanity import Ceilings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class Task:
         problem: The kernel's problem module.
         workload: The workload.
         device: The device that sources are compiled for.
+        ceilings: What the device was measured to do at most; a time beyond them is rejected.
     """
 
     signature: dict[str, Any]
     problem: Path
     workload: Workload
     device: DeviceInfo
+    ceilings: Ceilings | None = None
 
     def message(self, operation: str, **values: object) -> dict[str, Any]:
         """Return the request that asks a child for an operation on this workload."""
@@ -34,6 +37,7 @@ class Task:
             "problem": str(self.problem),
             "workload": codec.to_json(self.workload),
             "device": codec.to_json(self.device),
+            "ceilings": codec.to_json(self.ceilings),
             **values,
         }
 

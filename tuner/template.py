@@ -15,7 +15,7 @@ ITEMSIZES = {
 }
 """Bytes per element of the dtypes that templates may name; constraints see it as ``itemsize``."""
 
-RESERVED = ("kernel", "template", "parameters")
+RESERVED = ("kernel", "template", "parameters", "twin")
 """Names that templates see beside the parameters."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from tuner.records import Workload
-from tuner.runtime.check import Case, Example, Problem, flag_choices
+from tuner.runtime.check import Case, Example, Problem, difference, flag_choices, make_inputs
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 
@@ -39,6 +41,44 @@ class Verifier:
     def check_edges(self, variant: Variant) -> str | None:
         """Return what is wrong with a variant on the odd shapes, or None."""
         return _first_fault(variant, self._on_edges)
+
+
+def check_in_place(
+    variant: Variant,
+    signature: Signature,
+    problem: Problem,
+    case: Case,
+    tensors: Mapping[str, torch.Tensor],
+) -> str | None:
+    """Return what is wrong with a variant on buffers that it was timed on, with new inputs.
+
+    A variant that keeps what it has computed for a buffer is right on every fresh one.
+
+    Args:
+        variant: The variant.
+        signature: Signature of its kernel.
+        problem: The kernel's problem module.
+        case: The workload with another seed than that of the inputs in the buffers.
+        tensors: Inputs, which are overwritten, and outputs.
+    """
+    inputs = make_inputs(signature, problem, case)
+    for name, tensor in inputs.items():
+        tensors[name].copy_(tensor)
+    outputs = [spec.name for spec in signature.outputs]
+    for name in outputs:
+        tensors[name].view(torch.uint8).fill_(0xFF)  # NaN in every type of float
+    options = {**case.flags, **signature.default_scalars(case.extents)}
+    variant.bind(tensors, case.extents, options)()
+    doubles = {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in inputs.items()
+    }
+    expected = problem.reference(**doubles, **options)
+    tolerance = problem.tolerance(case.extents, case.flags, case.dtype)
+    for name in outputs:
+        if reason := difference(tensors[name], expected[name], **tolerance):
+            return f"on the buffers that it was timed on {name}{reason}"
+    return None
 
 
 def edge_examples(

@@ -96,7 +96,7 @@ class Workers:
 
         The future raises `Lethal` when the compiler hung or its child died.
         """
-        message = task.message("compile", edges=edges, **self._describe(source))
+        message = task.message("compile", edges=edges, **self.describe(source))
         return self._pool.submit(self._compile, message)
 
     def evaluate(
@@ -113,7 +113,7 @@ class Workers:
         Raises:
             Lethal: The variant killed or hung its child.
         """
-        message = task.message("evaluate", give_up_ms=give_up_ms, **self._describe(source))
+        message = task.message("evaluate", give_up_ms=give_up_ms, **self.describe(source))
         reply = self._measure(task, message, timeout_s=self._limits.run_s)
         if "rejection" in reply:
             return codec.from_json(Rejection, reply["rejection"])
@@ -138,9 +138,21 @@ class Workers:
         Raises:
             Lethal: A variant killed or hung its child.
         """
-        contenders = [{"label": label, **self._describe(source)} for label, source in sources]
+        contenders = [{"label": label, **self.describe(source)} for label, source in sources]
         message = task.message("race", contenders=contenders, budget_s=budget_s, seed=seed)
         return self._measure(task, message, timeout_s=self._limits.run_s + 4 * budget_s)
+
+    def ask(
+        self, operation: str, *, timeout_s: float, task: Task | None = None, **values: object
+    ) -> dict[str, Any]:
+        """Return the measuring child's reply to any other operation of `tuner.server`.
+
+        Raises:
+            Lethal: A variant killed or hung its child.
+        """
+        if task is None:
+            return self._ask({"operation": operation, **values}, timeout_s=timeout_s)
+        return self._measure(task, task.message(operation, **values), timeout_s=timeout_s)
 
     def restart(self) -> None:
         """End the measuring child; the next request starts a fresh one."""
@@ -170,7 +182,8 @@ class Workers:
     ) -> None:
         self.close()
 
-    def _describe(self, source: Source) -> dict[str, str]:
+    def describe(self, source: Source) -> dict[str, str]:
+        """Return what a request says of a source."""
         return {"path": str(self.path_of(source)), "language": source.language}
 
     def _compile(self, message: dict[str, Any]) -> Compiled | Rejection:

@@ -24,6 +24,8 @@ from tuner.cli.devices import (
 )
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
 from tuner.cli.packaging import freeze_winners
+from tuner.cli.probe import cards_folder
+from tuner.evidence.card import DeviceCard, card_of
 from tuner.plan import Request, plan
 from tuner.plugins import Device
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
@@ -72,7 +74,9 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     limits, jobs = Limits(options.timeout, options.timeout), options.jobs
     with workers_for(name, options.store, environment, jobs=jobs, limits=limits) as workers:
         device = workers.info()
-        subjects = list(_seeded(console, plan(catalog, device, _request(options)), seeds))
+        card = card_of(workers, cards_folder(options.store, environment))
+        planned = [within(card, subject) for subject in plan(catalog, device, _request(options))]
+        subjects = list(_seeded(console, planned, seeds))
         store = Store(options.store, device.arch)
         if options.fresh:
             store.forget()
@@ -195,6 +199,12 @@ def replay_tables(
                     f"{summary.proposal_ms:.0f} ms a proposal"
                 )
     return rows
+
+
+def within(card: DeviceCard, subject: Subject) -> Subject:
+    """Return a subject whose times must be possible by a device's card."""
+    ceilings = card.ceilings(subject.task.workload.dtype)
+    return replace(subject, task=replace(subject.task, ceilings=ceilings))
 
 
 def _verify_frozen(

@@ -12,14 +12,14 @@ import click
 
 from tuner import __version__
 from tuner.catalog import Catalog
+from tuner.cli import measuring, results
 from tuner.cli.options import (
     device_option,
     kernels_option,
     output_option,
+    process_environment,
     store_option,
 )
-from tuner.cli.options import environment as _environment
-from tuner.cli.results import capture, merge, report, watch
 from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
 from tuner.render import Renderer
 from tuner.space import load_space
@@ -79,7 +79,7 @@ def run(**options: Any) -> None:
     """Tune kernels and freeze the winners into a package."""
     from tuner.cli.commands import RunOptions, tune_kernels
 
-    sys.exit(tune_kernels(RunOptions(**options), _environment()))
+    sys.exit(tune_kernels(RunOptions(**options), process_environment()))
 
 
 @tune.command("list")
@@ -103,7 +103,7 @@ def show(kernel: str, device: str, folders: Sequence[Path]) -> None:
     """Show a kernel's parameters, constraints, workloads and the size of its space."""
     from tuner.cli.commands import show_kernel
 
-    show_kernel(kernel, device, Catalog(folders), _environment())
+    show_kernel(kernel, device, Catalog(folders), process_environment())
 
 
 @tune.command()
@@ -111,7 +111,7 @@ def devices() -> None:
     """List the kinds of devices, and which of them are here."""
     from tuner.cli.commands import list_devices
 
-    list_devices(_environment())
+    list_devices(process_environment())
 
 
 @tune.command()
@@ -156,18 +156,7 @@ def build(**options: Any) -> None:
     """Compile candidates for a card that need not be here, and print what they need."""
     from tuner.cli.build import BuildOptions, build_kernel
 
-    sys.exit(build_kernel(BuildOptions(**options), _environment()))
-
-
-@tune.command()
-@click.argument("number", type=int, required=False)
-@click.option("--kernel", help="Only this kernel's trials.")
-@store_option
-def explain(number: int | None, kernel: str | None, store: Path) -> None:
-    """Say why a trial was rejected or slow; without a NUMBER, count outcomes by stage."""
-    from tuner.cli.explain import explain_store
-
-    explain_store(store, kernel=kernel, number=number)
+    sys.exit(build_kernel(BuildOptions(**options), process_environment()))
 
 
 @tune.command()
@@ -221,15 +210,15 @@ def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **cou
         click.echo(json.dumps(rows, indent=2))
 
 
-for command in (capture, merge, report, watch):
+for command in (*measuring.COMMANDS, *results.COMMANDS):
     tune.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; errors made on purpose print one line and exit with status 2."""
-    command: Callable[..., Any] = tune.main
+    run: Callable[..., Any] = tune.main
     try:
-        command(arguments, prog_name="tune", standalone_mode=True)
+        run(arguments, prog_name="tune", standalone_mode=True)
     except TunerError as error:
         click.echo(f"tune: {error}", err=True)
         sys.exit(2)

@@ -34,8 +34,15 @@ output_option = click.option(
     type=click.Path(path_type=Path),
     help="The package that is written; its folder's name is its import name.",
 )
+package_option = click.option(
+    "--package",
+    default=DEFAULT_OUTPUT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The frozen package.",
+)
 
 
-def environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
     """Return the environment: no other module of the tuner reads it."""
     return dict(os.environ)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tuner.catalog import Catalog
-from tuner.cli.options import DEFAULT_STORE, environment, kernels_option
+from tuner.cli.options import DEFAULT_STORE, kernels_option, process_environment
 
 
 @click.command()
@@ -24,7 +24,11 @@ def report(source: Path, output: Path, against: Path | None, folders: Sequence[P
     from tuner.cli.report import write_report
 
     write_report(
-        source, output, against=against, catalog=Catalog(folders), environment=environment()
+        source,
+        output,
+        against=against,
+        catalog=Catalog(folders),
+        environment=process_environment(),
     )
 
 
@@ -41,7 +45,7 @@ def capture(output: Path, folders: Sequence[Path], program: Sequence[str]) -> No
     """
     from tuner.cli.capture import capture_program
 
-    sys.exit(capture_program(program, output, folders=folders, environment=environment()))
+    sys.exit(capture_program(program, output, folders=folders, environment=process_environment()))
 
 
 @click.command()
@@ -62,3 +66,6 @@ def merge(stores: Sequence[Path], output: Path) -> None:
     from tuner.cli.merge import merge_stores
 
     merge_stores(stores, output)
+
+
+COMMANDS = (capture, merge, report, watch)

@@ -22,6 +22,11 @@ class Accelerator(Device):
     kind: ClassVar[str] = "accelerator"
     languages: ClassVar[tuple[str, ...]] = ("triton",)
     starter: ClassVar[str] = "starter_gpu"
+    matrix_dtypes: ClassVar[tuple[str, ...]] = (
+        *("float32", "tf32", "float16", "bfloat16"),
+        *("float8_e4m3fn", "float8_e5m2", "int8"),
+    )
+    matrix_extents: ClassVar[tuple[int, ...]] = (4096, 8192)
     limit_names: ClassVar[tuple[str, ...]] = (
         "shared_bytes",
         "warp_size",

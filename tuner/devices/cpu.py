@@ -59,7 +59,11 @@ class Cpu(Device):
             name=facts.get("model name", platform.machine()),
             arch=cpu_architecture(),
             limits=tuple(limits.items()),
-            versions=(("python", platform.python_version()), ("torch", torch.__version__)),
+            versions=(
+                ("python", platform.python_version()),
+                ("torch", torch.__version__),
+                ("kernel", platform.release()),
+            ),
             languages=self.languages,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from tuner.devices.accelerator import Accelerator
@@ -13,6 +15,8 @@ _SHARED_BYTES = {
     **{"90": 227 << 10, "100": 227 << 10, "103": 227 << 10, "120": 99 << 10},
 }
 """Shared memory of a thread block by compute capability, from the CUDA C++ Programming Guide."""
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 _COMPUTE_UNITS = 132
 """Assumed where the card is not at hand; only the grids of persistent kernels depend on it."""
@@ -53,10 +57,11 @@ class Cuda(Accelerator):
         return "cuda"
 
     def driver_versions(self) -> dict[str, str]:
-        """Return the CUDA release that torch was built with."""
+        """Return the CUDA release that torch was built with, and the driver."""
         import torch
 
-        return {"cuda": str(torch.version.cuda)}
+        found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text()) if _DRIVER.exists() else None
+        return {"cuda": str(torch.version.cuda), **({"driver": found[0]} if found else {})}
 
     def cache_bytes(self) -> int:
         """Return the size of the second-level cache."""

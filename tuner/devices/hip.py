@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from tuner.devices.accelerator import Accelerator
@@ -9,6 +10,8 @@ from tuner.records import DeviceInfo, UsageError
 
 _TARGETS = {"gfx90a": (64 << 10, 104), "gfx942": (64 << 10, 304), "gfx950": (160 << 10, 256)}
 """Bytes of local data share and compute units by architecture, from AMD's CDNA white papers."""
+
+_DRIVER = Path("/sys/module/amdgpu/version")
 
 
 class Hip(Accelerator):
@@ -44,7 +47,8 @@ class Hip(Accelerator):
         return "cuda"
 
     def driver_versions(self) -> dict[str, str]:
-        """Return the HIP release that torch was built with."""
+        """Return the HIP release that torch was built with, and the driver."""
         import torch
 
-        return {"hip": str(torch.version.hip)}
+        driver = {"driver": _DRIVER.read_text().strip()} if _DRIVER.exists() else {}
+        return {"hip": str(torch.version.hip), **driver}

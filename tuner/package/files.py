@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PARTIAL = ".part"
@@ -14,6 +15,6 @@ def replace(path: Path, content: str | bytes) -> None:
     if path.is_file() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + PARTIAL)
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")  # others may write, too
     partial.write_bytes(data)
     partial.replace(path)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from tuner.records import Interval
+from tuner.timing.blocks import ERROR, TIE
 from tuner.timing.meter import Timing
-from tuner.timing.race import ERROR, TIE, RaceResult
+from tuner.timing.race import RaceResult
 from tuner.timing.statistics import ratio_interval, samples_needed
 
 Simplicity = Callable[[str], tuple[float, ...]]

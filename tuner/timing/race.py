@@ -9,30 +9,17 @@ contender is dropped as soon as it is known to have lost.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from tuner.records import Interval
+from tuner.timing.blocks import COPY, MOST_DECISIONS, Blocks
 from tuner.timing.calibration import BelowFloor
-from tuner.timing.clock import SETTLING, Clock
+from tuner.timing.clock import PRECISION, SETTLING, Clock
 from tuner.timing.meter import Call, Meter
-from tuner.timing.statistics import outliers, ratio_interval, samples_needed
+from tuner.timing.statistics import median_interval, samples_needed
 
-ERROR = 0.05
-"""Probability that a race drops or crowns anyone wrongly."""
-
-MOST_DECISIONS = 10
-"""Looks at the result that share `ERROR`; each has 1.5 times the blocks of the one before."""
-
-TIE = 0.005
-"""Contenders whose ratio is known to lie this close to 1 are equally good for every purpose."""
-
-COPY = "\0copy"
-"""Label of the reference's copy while it races."""
+SURE = 0.975
+"""Confidence of each of two medians, so that both and hence their ratio are right in 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +34,8 @@ class RaceResult:
         copy_ms: Times of the reference's copy: the noise floor.
         refused: Contenders that the clock cannot see, with the reason.
         discarded: Number of blocks in which the reference moved more than its noise.
-        end: Why the race ended: ``"separated"``, ``"tied"`` or ``"budget"``.
+        end: Why the race ended: ``"separated"``, ``"tied"`` or ``"budget"``; a survey that is
+            not ended by its budget is ``"precise"``.
         regime: As in `Timing`.
         method: As in `Timing`, of the reference.
         seed: Of the order in the blocks.
@@ -90,20 +78,62 @@ def race(
     """
     start_s = clock.now()
     meters, refused = _prepare(clock, contenders, reference)
-    blocks = _Blocks(meters, reference=reference, rival=rival, budget_s=budget_s, seed=seed)
-    end = _run(blocks, clock, start_s, budget_s)
+    blocks = Blocks(meters, reference=reference, rival=rival, budget_s=budget_s, seed=seed)
+    _settle(blocks, clock, start_s + SETTLING * budget_s)
+    end = _race(blocks, clock, start_s + budget_s)
+    return _result(blocks, meters[reference], refused=refused, end=end)
+
+
+def survey(
+    clock: Clock,
+    contenders: Mapping[str, Sequence[Call]],
+    *,
+    budget_s: float,
+    seed: int,
+    reference: str,
+) -> RaceResult:
+    """Return the times of contenders that are all sampled alike, until their medians are known.
+
+    Nobody is dropped and nobody wins: it ends with ``"precise"`` when the interval of every
+    median is `PRECISION` wide to each side, or with the budget.
+
+    Args:
+        clock: The calibrated clock.
+        contenders: As for `race`.
+        budget_s: Seconds to spend, warming up included.
+        seed: Of the order in the blocks.
+        reference: Label of the contender that has a copy, whose difference is the noise floor.
+
+    Raises:
+        BelowFloor: The reference is too short for this clock.
+    """
+    start_s = clock.now()
+    meters, refused = _prepare(clock, contenders, reference)
+    blocks = Blocks(meters, reference=reference, rival=None, budget_s=budget_s, seed=seed)
+    _settle(blocks, clock, start_s + SETTLING * budget_s)
+    wanted = samples_needed(SURE)
+    while _extend(blocks, clock, wanted, start_s + budget_s):
+        if _precise(blocks):
+            return _result(blocks, meters[reference], refused=refused, end="precise")
+        wanted = math.ceil(1.5 * wanted)
+    return _result(blocks, meters[reference], refused=refused, end="budget")
+
+
+def _result(
+    blocks: Blocks, reference: Meter, *, refused: tuple[tuple[str, str], ...], end: str
+) -> RaceResult:
     kept_ms = blocks.kept_ms()
     return RaceResult(
-        reference=reference,
-        rival=rival,
+        reference=blocks.reference,
+        rival=blocks.rival,
         times_ms=tuple(item for item in kept_ms.items() if item[0] != COPY),
         copy_ms=kept_ms[COPY],
         refused=refused,
         discarded=blocks.count - len(kept_ms[COPY]),
         end=end,
-        regime=meters[reference].regime,
-        method=meters[reference].method,
-        seed=seed,
+        regime=reference.regime,
+        method=reference.method,
+        seed=blocks.seed,
     )
 
 
@@ -124,123 +154,38 @@ def _prepare(
     return meters, tuple(refused)
 
 
-def _run(blocks: _Blocks, clock: Clock, start_s: float, budget_s: float) -> str:
-    """Add blocks until the race is decided or the next one would outlast the budget."""
-    while clock.now() < start_s + SETTLING * budget_s:
+def _settle(blocks: Blocks, clock: Clock, until_s: float) -> None:
+    """Add blocks that do not count until the machine has warmed up."""
+    while clock.now() < until_s:
         blocks.add()
     blocks.clear()
-    wanted, block_s = samples_needed(blocks.confidence), 0.0
+
+
+def _race(blocks: Blocks, clock: Clock, until_s: float) -> str:
+    """Add blocks until the race is decided or the next one would outlast the budget."""
+    wanted = samples_needed(blocks.confidence)
     for _ in range(MOST_DECISIONS):
-        while blocks.count < wanted:
-            before_s = clock.now()
-            if blocks.count and before_s + block_s > start_s + budget_s:
-                return "budget"
-            blocks.add()
-            block_s = clock.now() - before_s
+        if not _extend(blocks, clock, wanted, until_s):
+            return "budget"
         if end := blocks.decide():
             return end
         wanted = math.ceil(1.5 * wanted)
     return "budget"
 
 
-class _Blocks:
-    """The blocks of a race so far, and who still runs.
-
-    Args:
-        meters: Contenders by label, the copy among them.
-        reference: Label of the default.
-        rival: Label of the contender that is only compared with.
-        budget_s: Seconds that the blocks may take.
-        seed: Of the order in the blocks.
-    """
-
-    def __init__(
-        self,
-        meters: Mapping[str, Meter],
-        *,
-        reference: str,
-        rival: str | None,
-        budget_s: float,
-        seed: int,
-    ) -> None:
-        self._meters = dict(meters)
-        self._reference = reference
-        self._rival = rival
-        self._order = random.Random(seed)
-        # Everybody's visits are equally long, else the reference and its copy would not stand
-        # for the noise of the others; the reference has one more visit, between the blocks.
-        self._samples = meters[reference].samples_per_visit(budget_s / (len(meters) + 1))
-        pairs = max(len(self._meters.keys() - {COPY, rival}) - 1, 1)
-        self.confidence = 1 - ERROR / (MOST_DECISIONS * pairs)
-        self.clear()
-
-    @property
-    def count(self) -> int:
-        """Number of blocks, the discarded ones included."""
-        return len(self._times_ms[COPY])
-
-    def clear(self) -> None:
-        """Forget all blocks."""
-        self._times_ms: dict[str, list[float]] = {label: [] for label in self._meters}
-        self._between_ms = [self._visit_ms(self._meters[self._reference])]
-
-    def add(self) -> None:
-        """Time everyone who still runs once, in random order, then the reference."""
-        for label in self._order.sample(list(self._meters), len(self._meters)):
-            self._times_ms[label].append(self._visit_ms(self._meters[label]))
-        self._between_ms.append(self._visit_ms(self._meters[self._reference]))
-
-    def kept_ms(self) -> dict[str, tuple[float, ...]]:
-        """Return everybody's times without those of the discarded blocks."""
-        kept = self._kept()
-        return {
-            label: tuple(time for time, keep in zip(times, kept, strict=False) if keep)
-            for label, times in self._times_ms.items()
-        }
-
-    def decide(self) -> str | None:
-        """Drop who has lost to the leader; return how the race ended if nothing is left open."""
-        times_ms = self.kept_ms()
-        reference_ms = times_ms[self._reference]
-        if len(reference_ms) < samples_needed(self.confidence):
-            return None
-        runners = [label for label in self._meters if label not in (COPY, self._rival)]
-        slowdown = {label: ratio_interval(times_ms[label], reference_ms) for label in runners}
-        leader = min(runners, key=lambda label: slowdown[label].value)
-        # Whoever beats the reference has to beat its copy too, else the gain is noise.
-        others = [label for label in (*runners, COPY) if label != leader]
-        if leader == self._reference:
-            others.remove(COPY)
-        verdicts = {
-            label: _verdict(ratio_interval(times_ms[label], times_ms[leader], self.confidence))
-            for label in others
-        }
-        for label, verdict in verdicts.items():
-            if verdict == "lost" and label not in (self._reference, COPY):
-                del self._meters[label]
-        if "open" in verdicts.values():
-            return None
-        return "tied" if "tied" in verdicts.values() else "separated"
-
-    def _visit_ms(self, meter: Meter) -> float:
-        meter.warm_up()
-        # A hiccup in the short batch can make a difference negative: no ratio could be taken.
-        return max(meter.visit(self._samples) * 1e3, 1e-6)
-
-    def _kept(self) -> npt.NDArray[np.bool_]:
-        """Return in which blocks the machine stood still.
-
-        The reference is compared before and after each block and with its usual level. These
-        visits are not in the ratios: discarding by the very times that are compared would leave
-        the reference with less noise than the others.
-        """
-        between = np.log(self._between_ms)
-        before, after = between[:-1], between[1:]
-        return ~(outliers(after - before) | outliers(after + before))
+def _extend(blocks: Blocks, clock: Clock, wanted: int, until_s: float) -> bool:
+    """Add blocks up to a number of them; return False where the next would outlast the budget."""
+    block_s = 0.0
+    while blocks.count < wanted:
+        before_s = clock.now()
+        if blocks.count and before_s + block_s > until_s:
+            return False
+        blocks.add()
+        block_s = clock.now() - before_s
+    return True
 
 
-def _verdict(ratio: Interval) -> str:
-    """Return what is known of a contender from its ratio to the leader."""
-    if ratio.low > 1:
-        return "lost"
-    return "tied" if ratio.low > 1 - TIE and ratio.high < 1 + TIE else "open"
+def _precise(blocks: Blocks) -> bool:
+    """Return whether everybody's median is known to `PRECISION`."""
+    medians = [median_interval(times_ms, SURE) for times_ms in blocks.kept_ms().values()]
+    return all(item.high - item.low < 2 * PRECISION * item.value for item in medians)

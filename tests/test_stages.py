@@ -1,0 +1,237 @@
+"""`tune explain KERNEL`: twins that lack or repeat a stage, and what they say of its cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import KERNELS, ROOT
+
+from tuner.catalog import Catalog
+from tuner.render import Renderer, Twin
+from tuner.runtime.cpp import find_compiler
+from tuner.space import load_space
+from tuner.template import TemplateSpec
+
+CATALOG = Catalog()
+RENDERER = Renderer(CATALOG.template_folders)
+
+STAGED = {
+    ("matmul", "cpu"): {"matrix products", "reads of B", "stores of C"},
+    ("softmax", "cpu"): {"maximum", "exponentials", "scaling", "stores"},
+    ("attention_forward", "cpu"): {"scores", "softmax", "exponentials", "values", "stores of O"},
+    ("matmul", "triton"): {"matrix products", "reads of a and b", "stores of c"},
+    ("matmul", "triton_tma"): {"matrix products", "reads of a and b", "stores of c"},
+    ("softmax", "triton"): {"reads of x", "maximum", "exponentials", "sum", "stores of y"},
+    ("rms_norm", "triton"): {"reads of x", "sum", "stores of y"},
+    ("attention_forward", "triton"): {"reads of k and v", "scores", "maximum", "exponentials"},
+}
+
+
+def template_of(kernel: str, name: str) -> TemplateSpec:
+    return load_space(CATALOG.space_path(kernel)).template(name)
+
+
+@pytest.mark.parametrize(("kernel", "name"), STAGED)
+def test_twins_differ_from_the_kernel_and_say_that_they_are_wrong(kernel, name):
+    spec = template_of(kernel, name)
+    for candidate in (spec.default, *spec.seeds):
+        source = RENDERER.render(kernel, spec.language, candidate)
+        twins = RENDERER.twins(kernel, spec.language, candidate)
+        assert "@stage" not in source.text
+        assert len({source.sha256, *(twin.sha256 for twin in twins.values())}) == len(twins) + 1
+        for twin, item in twins.items():
+            first, rest = item.text.split("\n", 1)
+            assert f"{twin}: wrong on purpose" in first
+            assert rest != source.text
+            assert "@stage" not in rest
+            if name != "cpu":
+                compile(item.text, "twin", "exec")
+    twins = RENDERER.twins(kernel, spec.language, spec.default)
+    assert {twin.stage for twin in twins} >= STAGED[kernel, name]
+
+
+@pytest.mark.parametrize("kernel", ["matmul", "softmax", "attention_forward"])
+def test_every_twin_in_cpp_is_valid(kernel, tmp_path):
+    spec = template_of(kernel, "cpu")
+    paths = []
+    for number, candidate in enumerate((spec.default, *spec.seeds[:1])):
+        twins = RENDERER.twins(kernel, "cpp", candidate).values()
+        for place, source in enumerate(twins):
+            paths.append(tmp_path / f"{number}_{place}.cpp")
+            paths[-1].write_text(source.text)
+    flags = ("-std=c++17", "-march=native", "-fopenmp", "-fsyntax-only")
+    command = [*find_compiler(), *flags, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+
+
+COUNT = """
+import sys
+from pathlib import Path
+import tuner.builders.triton as builder
+from tuner.catalog import Catalog, device_class
+from tuner.plugins import BuildTask
+from tuner.render import Renderer, Twin
+from tuner.space import load_space
+
+built = []
+resources = builder._resources
+builder._resources = lambda kernels, limit: built.extend(kernels) or resources(kernels, limit)
+catalog, device, folder = Catalog(), device_class("cuda").target("90"), Path(sys.argv[1])
+spec = load_space(catalog.space_path("softmax"))
+template, renderer = spec.template("triton"), Renderer(catalog.template_folders)
+sources = {"whole": renderer.render("softmax", "triton", template.default)}
+sources |= renderer.twins("softmax", "triton", template.default)
+workload = spec.workload("M=64,N=1024,dtype=bfloat16")
+for name, source in sources.items():
+    path = folder / f"{source.sha256}.py"
+    path.write_text(source.text)
+    task = BuildTask(path, spec.signature, workload, device, folder)
+    builder.TritonBuilder().compile(task)
+    text = built[-1].asm["ptx"]
+    print(name, *(text.count(word) for word in ("ex2", "ld.global", "st.global", "shfl")), sep=";")
+"""
+
+
+def test_a_compiled_twin_differs_in_its_stage_alone(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(";") for line in done.stdout.splitlines()]
+    counts = {name: list(map(int, row)) for name, *row in rows}
+    powers, loads, stores, shuffles = counts["whole"]
+    assert counts["exponentials, left out"] == [0, loads, stores, shuffles]
+    assert counts["exponentials, doubled"] == [2 * powers, loads, stores, shuffles]
+    assert counts["maximum, left out"] == [powers, loads, stores, shuffles // 2]
+    # the stores are still there, behind a mask that is never true: nothing else went with them
+    assert counts["stores of y, left out"] == counts["whole"]
+    assert counts["reads of x, left out"] == counts["whole"]
+
+
+def test_the_dearest_stage_of_a_product_is_its_products(tune, tmp_path):
+    done = tune(
+        *("explain", "matmul", "--workload", "M=192,N=192,K=192"),
+        *("--device", "cpu", "--budget", "1.5", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    shares = {(item["stage"], item["mode"]): item["share"] for item in found["stages"]}
+    assert shares["matrix products", "doubled"]["value"] > 0.2
+    assert found["origin"] == "not tuned here, the default"
+    assert 0 < found["products_ms"] < 1.5 * found["time_ms"]["value"]
+    assert not list(tmp_path.rglob("trials.jsonl"))
+    assert not (tmp_path / "kernels_generated").exists()
+
+
+SPACE = """\
+kernel: twice
+summary: y = 2 x, with stages of every kind
+signature:
+  inputs: {x: [N]}
+  outputs: {y: [N]}
+templates:
+  cpu:
+    language: cpp
+    devices: [cpu]
+    dtypes: [float32]
+    parameters:
+      STAGED: [true, false]
+    default: {STAGED: true}
+workloads:
+  starter: ["N=100000,dtype=float32"]
+"""
+
+TEMPLATE = """\
+{% from "common/stages.cpp.j2" import stage with context %}
+#include <cstdint>
+
+extern "C" void twice(const float* x, float* y, int64_t N) {
+{% if STAGED %}
+{% call stage("nothing", ["doubled"]) %}
+{% endcall %}
+{% call stage("life", ["left out"], "  *reinterpret_cast<volatile int*>(8) = 1;") %}
+{% endcall %}
+{% call stage("grammar", ["left out"], "  this does not compile;") %}
+{% endcall %}
+{% call stage("work", ["doubled"]) %}
+  for (int64_t i = 0; i < N; ++i) y[i] = 2 * x[i];
+{% endcall %}
+{% else %}
+  for (int64_t i = 0; i < N; ++i) y[i] = 2 * x[i];
+{% endif %}
+}
+"""
+
+PROBLEM = """\
+RIVAL = "torch.mul"
+EDGE_SHAPES = ({"N": 1}, {"N": 3}, {"N": 7})
+
+def reference(x):
+    return {"y": 2 * x}
+
+def rival(x):
+    return None
+
+def tolerance(dims, flags, dtype):
+    return {"rtol": 1e-6, "atol": 1e-6}
+
+def cost(dims, flags, itemsize):
+    return dims["N"], 2 * dims["N"] * itemsize
+"""
+
+
+def test_a_twin_that_crashes_or_does_not_compile_is_reported_beside_the_others(tune, tmp_path):
+    for name, text in (
+        ("search_spaces/twice.yaml", SPACE),
+        ("templates/twice/cpu.cpp.j2", TEMPLATE),
+        ("problems/twice.py", PROBLEM),
+    ):
+        path: Path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    own = ("--kernels", "own", "--device", "cpu", "--budget", "1")
+    done = tune("explain", "twice", *own, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert "SIGSEGV" in found["refused"]["life, left out"]
+    assert "error" in found["refused"]["grammar, left out"]
+    shares = {item["stage"]: item["share"]["value"] for item in found["stages"]}
+    assert shares["work"] > 0.1
+    assert shares["nothing"] < shares["work"]
+
+
+def test_a_template_without_stages_says_so(tune):
+    done = tune(
+        "explain", "scale", "--kernels", str(KERNELS), "--device", "cpu", "--budget", "0.2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the template marks no stages" in done.stdout
+
+
+def test_bad_requests_are_one_line(tune):
+    for arguments, said in (
+        (("nope",), "unknown kernel 'nope'"),
+        (("matmul", "--workload", "M=1", "--device", "cpu"), "must be given"),
+        (("matmul", "--device", "interpreter"), "never times"),
+        (("matmul", "--budget", "-1"), "-1"),
+        (("12",), "there are no trials"),
+        (("matmul", "--kernels", "nowhere"), "no such folder"),
+    ):
+        done = tune("explain", *arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_twin_spells_its_stage_and_mode():
+    assert str(Twin("stores", "left out")) == "stores, left out"

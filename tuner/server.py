@@ -1,0 +1,249 @@
+"""What a child answers: it compiles, verifies and measures on its device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tuner import codec
+from tuner.blame import BlamedVariant, BlamingTimer, VariantError
+from tuner.catalog import builder_for
+from tuner.plugins import BuildTask, Device, RejectedBuild
+from tuner.records import DeviceInfo, Rejection, Stage, Workload
+from tuner.runtime.cpp import compiler_version, find_compiler
+from tuner.runtime.signature import Signature
+from tuner.runtime.variant import Variant
+from tuner.timing.calibration import BelowFloor
+from tuner.timing.clock import Clock
+
+Message = dict[str, Any]
+
+
+class Rejected(Exception):
+    """Carries a rejection to the reply."""
+
+    def __init__(self, stage: Stage, reason: str) -> None:
+        super().__init__(reason)
+        self.rejection = Rejection(stage, reason)
+
+
+class Server:
+    """Answers one request after the other.
+
+    Args:
+        device: The device, which a compile child never touches.
+        cache: Folder for what compilers write.
+        compiler: The user's C++ compiler, if any.
+        announce: Tells the parent what phase begins.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        cache: Path,
+        compiler: str | None,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._device = device
+        self._cache = cache
+        self._compiler = compiler
+        self._announce = announce
+        self._bench: Any = None
+        self._bench_key = ""
+        self._edges: dict[str, list[Any]] = {}
+
+    def answer(self, message: Message) -> Message:
+        """Return the reply to a request."""
+        operations: Mapping[str, Callable[[Message], Message]] = {
+            "ready": self._ready,
+            "prepare": self._prepare,
+            "info": self._info,
+            "compile": self._compile,
+            "evaluate": self._evaluate,
+            "verify": self._verify,
+            "race": self._race,
+            "survey": self._survey,
+            "choose": self._choose,
+            "experiments": self._experiments,
+            "experiment": self._experiment,
+        }
+        try:
+            return operations[message["operation"]](message)
+        except Rejected as rejected:
+            return {"rejection": codec.to_json(rejected.rejection)}
+        except RejectedBuild as error:
+            return {"rejection": codec.to_json(Rejection("compile", str(error)))}
+        except BelowFloor as error:
+            return {"rejection": codec.to_json(Rejection("runtime", str(error)))}
+        except VariantError as error:
+            rejection = Rejection("runtime", str(error))
+            return {"rejection": codec.to_json(rejection), "poisoned": self._poisoned()}
+
+    def _ready(self, message: Message) -> Message:
+        """Import what will be needed, and calibrate the clock for measurements."""
+        if not message["measures"]:
+            for language in self._device.languages:
+                builder_for(language).warm_up()
+        else:
+            self._announce("prepare")
+            import tuner.bench  # noqa: F401 - loads torch
+
+            _ = self._clock
+        return {}
+
+    def _info(self, _: Message) -> Message:
+        info = self._device.info()
+        if "cpp" in info.languages:
+            with contextlib.suppress(FileNotFoundError):  # who compiles will hear of it
+                compiler = compiler_version(find_compiler(self._compiler))
+                info = replace(info, versions=(*info.versions, ("compiler", compiler)))
+        return {"info": codec.to_json(info)}
+
+    def _prepare(self, message: Message) -> Message:
+        """Make the buffers and references of a workload, before any variant's time runs."""
+        self._bench_for(message)
+        return {}
+
+    def _compile(self, message: Message) -> Message:
+        self._announce("compile")
+        task = self._task(message, message)
+        started = time.perf_counter()
+        builder = builder_for(message["language"])
+        resources = builder.compile(task)
+        seconds = time.perf_counter() - started
+        if message["edges"] and builder.specialises:
+            builder.compile_checks(task, self._edge_checks(message))
+        return {"compile_s": seconds, "resources": codec.to_json(resources)}
+
+    def _edge_checks(self, message: Message) -> list[Callable[[Variant], object]]:
+        from tuner.runtime.check import load_problem
+        from tuner.verify import edge_examples
+
+        key = json.dumps([message["problem"], message["workload"]["dtype"]])
+        if key not in self._edges:
+            signature = Signature.from_json(message["signature"])
+            problem = load_problem(Path(message["problem"]))
+            dtype = message["workload"]["dtype"]
+            self._edges[key] = edge_examples(signature, problem, dtype, "cpu")
+        return [example.check for example in self._edges[key]]
+
+    def _evaluate(self, message: Message) -> Message:
+        bench = self._bench_for(message)
+        variant = self._checked_variant(bench, message, message)
+        self._announce("measure")
+        options = {name: message[name] for name in ("give_up_ms", "ceilings")}
+        timing, fault = bench.measure(variant, **options)
+        if fault is not None:
+            raise Rejected("correctness", fault)
+        return {"timing": timing}
+
+    def _verify(self, message: Message) -> Message:
+        bench = self._bench_for(message)
+        self._checked_variant(bench, message, message, edges=True)
+        return {}
+
+    def _race(self, message: Message) -> Message:
+        bench = self._bench_for(message)
+        variants = self._variants(bench, message)
+        self._announce("measure")
+        result: Message = bench.race(variants, budget_s=message["budget_s"], seed=message["seed"])
+        return result
+
+    def _survey(self, message: Message) -> Message:
+        """Time variants that compete for nothing, whose contenders need not be right."""
+        bench = self._bench_for(message)
+        variants = self._variants(bench, message)
+        self._announce("measure")
+        options = {name: message[name] for name in ("budget_s", "seed", "rival")}
+        result: Message = bench.survey(variants, **options)
+        return result
+
+    def _choose(self, message: Message) -> Message:
+        """Return which file of a frozen package serves a workload on this device."""
+        from tuner.bench import choose
+
+        signature = Signature.from_json(message["signature"])
+        workload = codec.from_json(Workload, message["workload"])
+        return {"choice": choose(Path(message["folder"]), signature, workload, self._device)}
+
+    def _experiments(self, _: Message) -> Message:
+        from tuner.experiments import experiments
+
+        return {"names": list(experiments(self._device))}
+
+    def _experiment(self, message: Message) -> Message:
+        """Try what the device can do: that it raises something is what was found."""
+        from tuner.experiments import attempt
+
+        self._announce("measure")
+        reply = attempt(message["name"], self._device, self._clock)
+        return {**reply, "poisoned": "reason" in reply and self._poisoned()}
+
+    def _variants(self, bench: Any, message: Message) -> dict[str, BlamedVariant]:
+        contenders = message["contenders"]
+        return {item["label"]: self._checked_variant(bench, message, item) for item in contenders}
+
+    def _checked_variant(
+        self, bench: Any, message: Message, item: Message, *, edges: bool = False
+    ) -> BlamedVariant:
+        self._announce("compile")
+        builder = builder_for(item["language"])
+        variant = builder.load(self._task(message, item))
+        if message.get("verify", True):
+            checked = BlamedVariant(variant, self._device, waits=True)
+            self._announce("verify")
+            fault = bench.verifier.check(checked)
+            if fault is None and (edges or not builder.specialises):
+                fault = bench.verifier.check_edges(checked)
+            if fault is not None:
+                raise Rejected("correctness", fault)
+        return BlamedVariant(variant, self._device, waits=False)
+
+    def _bench_for(self, message: Message) -> Any:
+        # Imported here because a compile child needs no torch.
+        from tuner.bench import Bench
+
+        key = json.dumps([message["problem"], message["workload"]], sort_keys=True)
+        if self._bench_key != key:
+            self._announce("prepare")
+            self._bench = None  # frees the buffers of the workload before
+            self._bench = Bench(
+                Signature.from_json(message["signature"]),
+                Path(message["problem"]),
+                workload=codec.from_json(Workload, message["workload"]),
+                device=self._device,
+                clock=self._clock,
+            )
+            self._bench_key = key
+        return self._bench
+
+    @cached_property
+    def _clock(self) -> Clock:
+        clock = Clock(BlamingTimer(self._device))
+        clock.calibrate(self._device.empty_call())
+        return clock
+
+    def _task(self, message: Message, item: Message) -> BuildTask:
+        return BuildTask(
+            path=Path(item["path"]),
+            signature=Signature.from_json(message["signature"]),
+            workload=codec.from_json(Workload, message["workload"]),
+            device=codec.from_json(DeviceInfo, message["device"]),
+            cache=self._cache,
+            compiler=self._compiler,
+        )
+
+    def _poisoned(self) -> bool:
+        """Return whether the device no longer answers, so that this process must be replaced."""
+        try:
+            self._device.probe()
+        except Exception:
+            return True
+        return False
