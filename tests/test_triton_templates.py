@@ -132,6 +132,26 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
     ),
 }
 
+VARIANTS["attention_backward", "gluon_sm90"] = product(
+    {"Q_STAGES": 2, "DO_STAGES": 2, "DQ_SWIZZLE": 128, "WORKER_REGISTERS": 24},
+    SCHEDULE=(*["cooperative"] * 4, "independent"),
+    BLOCK_M=(64, 128, 64),
+    BLOCK_N=(64, 128),
+    DQ_MODE=("linear_writer", "writer", "reduce", "atomic", "reduce", "atomic"),
+    ARRIVALS=("grouped", "grouped", "single"),
+    PRODUCTS=("dk_first", "dq_first", "dk_first", "dq_first", "dq_first", "dk_first"),
+    DS_ORDER=("keys", "queries"),
+    DS_STAGES=(1, 2, 1),
+    DQ_STAGES=(2, 1),
+    DQ_SPLIT=(1, 1, 1, 1, 2, 1),
+    P_ROUNDED=(True, False),
+    STATS=("tma", "loads", "tma"),
+    MASKING=("split", "always", "split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, False, True, False, True, False),
+    PROGRAMS=(2, 1),
+)
+
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
 ATTENTION_SHAPES = [
     {"B": 1, "H": 1, "S": 1, "D": 1, "KV": 1, "T": 1},
