@@ -22,10 +22,10 @@ from tuner.template import TemplateSpec
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = "gluon_sm90"
-KERNELS = ("attention_backward",)
+KERNELS = ("attention_backward", "attention_forward")
 SHAPES = [
     {"B": 1, "H": 4, "S": 150, "D": 64, "KV": 2, "T": 131},
-    {"B": 1, "H": 1, "S": 70, "D": 96, "KV": 1, "T": 200},
+    {"B": 1, "H": 1, "S": 70, "D": 96, "KV": 1, "T": 400},
     {"B": 2, "H": 1, "S": 1, "D": 40, "KV": 1, "T": 1},
 ]
 POINTERS = [{"B": 1, "H": 2, "S": 17, "D": 136, "KV": 1, "T": 20}]
@@ -41,7 +41,16 @@ MISTAKES = {
         ("            tma.store_wait(0)\n", ""),
         ("head = kv_head * group + member", "head = kv_head * group"),
         ("off_m + (T - S)", "off_m"),
-    )
+    ),
+    "attention_forward": (
+        ("    fence_async_shared()\n    tma_store(o", "    tma_store(o"),
+        ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
+        ("= warpgroup_mma_wait(0, deps=(accumulator, p))", "= (accumulator, p)"),
+        ("    mbarrier.arrive(v_free.index(v_slot), count=1)\n", ""),
+        ("kv_head = head // group", "kv_head = head"),
+        ("off_m + (T - S) + gl", "off_m + gl"),
+        ("blocks - seen_by_all // BLOCK_N", "blocks - seen_by_all // BLOCK_N - 1"),
+    ),
 }
 
 # The first test waits for the child.

@@ -151,6 +151,15 @@ VARIANTS["attention_backward", "gluon_sm90"] = product(
     PERSISTENT=(True, False, True, False, True, False),
     PROGRAMS=(2, 1),
 )
+VARIANTS["attention_forward", "gluon_sm90"] = product(
+    {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
+    CONSUMERS=(1, 2, 3),
+    PINGPONG=(False, True, False),
+    MASKING=("split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, True, False),
+    PROGRAMS=(2, 1),
+)
 
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
 ATTENTION_SHAPES = [

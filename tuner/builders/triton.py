@@ -164,7 +164,10 @@ def _compile_errors() -> tuple[type[Exception], ...]:
     return (CompilationError, OutOfResources, PTXASError)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    """Return the end of what the compiler says; an error in a called function is the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return f"{type(error).__name__}: {error}"[-_REASON_CHARACTERS:].strip()
 
 
