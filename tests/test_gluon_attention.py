@@ -10,14 +10,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from cover import LIMITS, cover
-from test_triton_templates import CATALOG, compiled, write
+from test_triton_templates import CATALOG, compiled, resources, write
 
-from tuner.records import Candidate
+from tuner.records import Candidate, Resources
+from tuner.session import Subject
 from tuner.space import load_space
+from tuner.task import Compiled
 from tuner.template import TemplateSpec
 
 ROOT = Path(__file__).parent.parent
@@ -105,6 +108,21 @@ def test_the_emulator_sees_every_mistake(report, kernel):
     assert [change for change, fault in found if not fault] == []
 
 
+def test_products_that_wait_for_each_other_are_refused(tmp_path):
+    spec = load_space(CATALOG.space_path("attention_backward"))
+    found = [Resources(**each) for each in child("reports", tmp_path)["attention_backward"]]
+    fit, serialized, from_cache = found
+    assert fit.serialized is False
+    assert fit.registers
+    assert spec.template(TEMPLATE).unfit(fit) is None
+    assert serialized.serialized is True
+    assert from_cache == serialized
+    candidate = spec.template(TEMPLATE).default
+    verdict = Subject(spec, None, None).judge(candidate, Compiled(1.0, serialized))
+    assert verdict.stage == "compile"
+    assert "`not serialized`" in verdict.reason
+
+
 @pytest.mark.slow
 def test_candidates_with_every_value_compile(tmp_path):
     for kernel, results in child("build", tmp_path).items():
@@ -117,6 +135,17 @@ def build(kernel: str, folder: Path) -> list[int | str]:
     spec = load_space(CATALOG.space_path(kernel))
     paths = [write(kernel, TEMPLATE, dict(item.parameters), folder) for item in sample(kernel)]
     return [compiled(spec, path, "cuda:90") for path in paths]
+
+
+def reports(kernel: str, folder: Path) -> list[dict]:
+    """Return what the compiler says of a good candidate, and of a bad one, twice."""
+    if kernel != "attention_backward":
+        return []
+    spec = load_space(CATALOG.space_path(kernel))
+    good, bad = spec.template(TEMPLATE).default, spec.template(TEMPLATE).seeds[3]
+    bad = {**dict(bad.parameters), "DQ_SPLIT": 1, "DQ_STAGES": 1, "PRODUCTS": "dq_first"}
+    paths = [write(kernel, TEMPLATE, values, folder) for values in (dict(good.parameters), bad)]
+    return [asdict(resources(spec, path, "cuda:90")) for path in (*paths, paths[1])]
 
 
 def emulate(kernel: str, folder: Path) -> dict:
@@ -171,5 +200,5 @@ def fault(kernel: str, path: Path, shapes: list[dict], *, misaligned: bool = Fal
 
 
 if __name__ == "__main__":
-    work = {"emulate": emulate, "build": build}[sys.argv[1]]
+    work = {"emulate": emulate, "build": build, "reports": reports}[sys.argv[1]]
     print(json.dumps({kernel: work(kernel, Path(sys.argv[2])) for kernel in KERNELS}))

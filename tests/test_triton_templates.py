@@ -406,8 +406,17 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
 
 
 def compiled(spec, path: Path, target: str) -> int | str:
+    from tuner.plugins import RejectedBuild
+
+    try:
+        return resources(spec, path, target).shared_bytes
+    except RejectedBuild as error:
+        return str(error)
+
+
+def resources(spec, path: Path, target: str):
     from tuner.builders.triton import TritonBuilder
-    from tuner.plugins import BuildTask, RejectedBuild
+    from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
     task = BuildTask(
@@ -417,10 +426,7 @@ def compiled(spec, path: Path, target: str) -> int | str:
         device=target_device(target),
         cache=path.parent,
     )
-    try:
-        return TritonBuilder().compile(task).shared_bytes
-    except RejectedBuild as error:
-        return str(error)
+    return TritonBuilder().compile(task)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class SignatureFile(_Section):
 
 
 class ConstraintFile(_Section):
-    """One entry of a template's ``constraints``."""
+    """One entry of a template's ``constraints``, or of what it requires ``compiled``."""
 
     require: str
     why: str
@@ -99,6 +99,7 @@ class TemplateFile(_Section):
     dtypes: Names
     parameters: dict[Name, Choices]
     constraints: list[ConstraintFile] = []
+    compiled: list[ConstraintFile] = []
     default: Point
     seeds: list[Point] = []
 
