@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tuner.feasible import ABSENT
-from tuner.records import Candidate, UsageError
+from tuner.records import Candidate, Resources, UsageError
 from tuner.space import load_space
 
 TEXT = """
@@ -299,3 +299,27 @@ def test_reading_a_space_loads_no_torch():
     code = "import sys, tuner.space; print({'torch', 'triton', 'optuna'} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "set()\n"
+
+
+CONDITION = (
+    "    default: {TILE: 32",
+    """    compiled:
+      - {require: "spills <= 48 and not serialized", why: "it would be slow"}
+    default: {TILE: 32""",
+)
+
+
+def test_conditions_on_what_the_compiler_reports(tmp_path):
+    template = load(tmp_path, CONDITION).template("cpu")
+    assert template.unfit(Resources(spills=48, serialized=False)) is None
+    assert template.unfit(Resources(spills=49)) is None  # not all of it is reported
+    for resources in (
+        Resources(spills=49, serialized=False),
+        Resources(spills=0, serialized=True),
+    ):
+        assert template.unfit(resources).why == "it would be slow"
+
+
+def test_a_condition_names_what_a_compiler_reports(tmp_path):
+    with pytest.raises(UsageError, match=r"cpu\.compiled\[0\]: unknown name 'TILE'.*spills"):
+        load(tmp_path, CONDITION, ("spills <= 48", "TILE <= 48"))

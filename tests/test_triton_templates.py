@@ -155,6 +155,35 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
     ),
 }
 
+VARIANTS["attention_backward", "gluon_sm90"] = product(
+    {"Q_STAGES": 2, "DO_STAGES": 2, "DQ_SWIZZLE": 128, "WORKER_REGISTERS": 24},
+    SCHEDULE=(*["cooperative"] * 4, "independent"),
+    BLOCK_M=(64, 128, 64),
+    BLOCK_N=(64, 128),
+    DQ_MODE=("linear_writer", "writer", "reduce", "atomic", "reduce", "atomic"),
+    ARRIVALS=("grouped", "grouped", "single"),
+    PRODUCTS=("dk_first", "dq_first", "dk_first", "dq_first", "dq_first", "dk_first"),
+    DS_ORDER=("keys", "queries"),
+    DS_STAGES=(1, 2, 1),
+    DQ_STAGES=(2, 1),
+    DQ_SPLIT=(1, 1, 1, 1, 2, 1),
+    P_ROUNDED=(True, False),
+    STATS=("tma", "loads", "tma"),
+    MASKING=("split", "always", "split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, False, True, False, True, False),
+    PROGRAMS=(2, 1),
+)
+VARIANTS["attention_forward", "gluon_sm90"] = product(
+    {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
+    CONSUMERS=(1, 2, 3),
+    PINGPONG=(False, True, False),
+    MASKING=("split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, True, False),
+    PROGRAMS=(2, 1),
+)
+
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
 ATTENTION_SHAPES = [
     {"B": 1, "H": 1, "S": 1, "D": 1, "KV": 1, "T": 1},
@@ -410,8 +439,17 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
 
 
 def compiled(spec, path: Path, target: str) -> int | str:
+    from tuner.plugins import RejectedBuild
+
+    try:
+        return resources(spec, path, target).shared_bytes
+    except RejectedBuild as error:
+        return str(error)
+
+
+def resources(spec, path: Path, target: str):
     from tuner.builders.triton import TritonBuilder
-    from tuner.plugins import BuildTask, RejectedBuild
+    from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
     task = BuildTask(
@@ -421,10 +459,7 @@ def compiled(spec, path: Path, target: str) -> int | str:
         device=target_device(target),
         cache=path.parent,
     )
-    try:
-        return TritonBuilder().compile(task).shared_bytes
-    except RejectedBuild as error:
-        return str(error)
+    return TritonBuilder().compile(task)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def build_ahead(
         submitted.append((candidate, source, workers.compile(subject.task, source)))
     for candidate, source, future in submitted:
         try:
-            result = future.result()
+            result = subject.judge(candidate, future.result())
         except Lethal as lethal:
             result = lethal.rejection
         if isinstance(result, Rejection):

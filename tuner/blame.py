@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tuner.plugins import Device, RejectedBuild
+from tuner.records import Rejection, Stage
 from tuner.runtime.variant import Variant
 
 Result = TypeVar("Result")
@@ -13,6 +14,14 @@ Result = TypeVar("Result")
 
 class VariantError(Exception):
     """Raised inside a variant: the candidate is to blame, not the tuner."""
+
+
+class Rejected(Exception):
+    """Carries a rejection to the reply."""
+
+    def __init__(self, stage: Stage, reason: str) -> None:
+        super().__init__(reason)
+        self.rejection = Rejection(stage, reason)
 
 
 def blamed(call: Callable[[], Result]) -> Callable[[], Result]:

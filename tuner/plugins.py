@@ -144,6 +144,7 @@ class Device(ABC):
         timed: Whether its times mean anything; an interpreter verifies only.
         measure_s: Seconds that timing one candidate may take during the search.
         starter: Name of the workload set that a plain run tunes for.
+        wrong_dtypes: Element types that it computes wrongly, so that nothing is verified in them.
         environment: Variables that its children must have from the start.
         matrix_dtypes: Element types whose matrix products a probe times; ``"tf32"`` is float32
             with rounded factors.
@@ -157,6 +158,7 @@ class Device(ABC):
     timed: ClassVar[bool] = True
     measure_s: ClassVar[float] = 0.2
     starter: ClassVar[str] = "starter"
+    wrong_dtypes: ClassVar[tuple[str, ...]] = ()
     environment: ClassVar[tuple[tuple[str, str], ...]] = ()
     matrix_dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     matrix_extents: ClassVar[tuple[int, ...]] = (256, 512, 1024)
@@ -205,6 +207,14 @@ class Device(ABC):
 
         torch.zeros(1, device=self.torch_device).add_(1)
         self.synchronize()
+
+    def answers(self) -> bool:
+        """Return whether the device still works; if not, this process must be replaced."""
+        try:
+            self.probe()
+        except Exception:
+            return False
+        return True
 
     def empty_call(self) -> Callable[[], None] | None:
         """Return the launch of a kernel that does nothing; None where a call is a plain call."""

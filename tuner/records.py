@@ -91,11 +91,19 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of a variant, where it reports anything."""
+    """What the compiler reports of a variant, where it reports anything.
+
+    Attributes:
+        shared_bytes: Shared memory of a program.
+        registers: Registers of a thread.
+        spills: Registers of a thread that live in memory instead.
+        serialized: Whether each warpgroup product waits for the one before.
+    """
 
     shared_bytes: int | None = None
     registers: int | None = None
     spills: int | None = None
+    serialized: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class SignatureFile(Section):
 
 
 class ConstraintFile(Section):
-    """One entry of a template's ``constraints``."""
+    """One entry of a template's ``constraints``, or of what it requires ``compiled``."""
 
     require: str
     why: str
@@ -102,6 +102,7 @@ class TemplateFile(Section):
     dtypes: Names
     parameters: dict[Name, Choices]
     constraints: list[ConstraintFile] = []
+    compiled: list[ConstraintFile] = []
     default: Point
     seeds: list[Point] = []
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner import codec
-from tuner.blame import BlamedVariant, BlamingTimer, VariantError
+from tuner.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
 from tuner.catalog import builder_for
 from tuner.plugins import BuildTask, Device, RejectedBuild
-from tuner.records import DeviceInfo, Rejection, Stage, Workload
+from tuner.records import DeviceInfo, Rejection, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
@@ -23,14 +23,6 @@ from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 
 Message = dict[str, Any]
-
-
-class Rejected(Exception):
-    """Carries a rejection to the reply."""
-
-    def __init__(self, stage: Stage, reason: str) -> None:
-        super().__init__(reason)
-        self.rejection = Rejection(stage, reason)
 
 
 class Server:
@@ -56,8 +48,8 @@ class Server:
         self._compiler = compiler
         self._announce = announce
         self._bench: Any = None
+        self._question: Any = None
         self._bench_key = ""
-        self._edges: dict[str, list[Any]] = {}
 
     def answer(self, message: Message) -> Message:
         """Return the reply to a request."""
@@ -73,6 +65,9 @@ class Server:
             "choose": self._choose,
             "experiments": self._experiments,
             "experiment": self._experiment,
+            "suite": self._suite,
+            "pose": self._pose,
+            "answer": self._answer,
         }
         try:
             return operations[message["operation"]](message)
@@ -84,7 +79,7 @@ class Server:
             return {"rejection": codec.to_json(Rejection("runtime", str(error)))}
         except VariantError as error:
             rejection = Rejection("runtime", str(error))
-            return {"rejection": codec.to_json(rejection), "poisoned": self._poisoned()}
+            return {"rejection": codec.to_json(rejection), "poisoned": not self._device.answers()}
 
     def _ready(self, message: Message) -> Message:
         """Import what will be needed, and calibrate the clock for measurements."""
@@ -123,16 +118,10 @@ class Server:
         return {"compile_s": seconds, "resources": codec.to_json(resources)}
 
     def _edge_checks(self, message: Message) -> list[Callable[[Variant], object]]:
-        from tuner.runtime.check import load_problem
-        from tuner.verify import edge_examples
+        from tuner.verify import edge_checks
 
-        key = json.dumps([message["problem"], message["workload"]["dtype"]])
-        if key not in self._edges:
-            signature = Signature.from_json(message["signature"])
-            problem = load_problem(Path(message["problem"]))
-            dtype = message["workload"]["dtype"]
-            self._edges[key] = edge_examples(signature, problem, dtype, "cpu")
-        return [example.check for example in self._edges[key]]
+        problem, dtype = Path(message["problem"]), message["workload"]["dtype"]
+        return edge_checks(json.dumps(message["signature"]), problem, dtype)
 
     def _evaluate(self, message: Message) -> Message:
         bench = self._bench_for(message)
@@ -184,7 +173,27 @@ class Server:
 
         self._announce("measure")
         reply = attempt(message["name"], self._device, self._clock)
-        return {**reply, "poisoned": "reason" in reply and self._poisoned()}
+        return {**reply, "poisoned": "reason" in reply and not self._device.answers()}
+
+    def _suite(self, message: Message) -> Message:
+        from tuner.suite import suite
+
+        self._announce("prepare")
+        return suite(message)
+
+    def _pose(self, message: Message) -> Message:
+        from tuner.suite import Question
+
+        self._announce("prepare")
+        self._question = Question(message, self._device.torch_device)
+        return {}
+
+    def _answer(self, message: Message) -> Message:
+        self._announce("compile")
+        variant = builder_for(message["language"]).load(self._task(message, message))
+        self._announce("verify")
+        found: Message = self._question.answer(BlamedVariant(variant, self._device, waits=True))
+        return found
 
     def _variants(self, bench: Any, message: Message) -> dict[str, BlamedVariant]:
         contenders = message["contenders"]
@@ -239,11 +248,3 @@ class Server:
             cache=self._cache,
             compiler=self._compiler,
         )
-
-    def _poisoned(self) -> bool:
-        """Return whether the device no longer answers, so that this process must be replaced."""
-        try:
-            self._device.probe()
-        except Exception:
-            return True
-        return False

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuner.feasible import FeasibleSet
-from tuner.records import Candidate, DeviceInfo, Source
+from tuner.records import Candidate, DeviceInfo, Rejection, Source
 from tuner.render import Renderer
 from tuner.space import KernelSpec
 from tuner.store import Store
-from tuner.task import Task
+from tuner.task import Compiled, Task
 from tuner.worker import Workers
 
 
@@ -58,3 +58,12 @@ class Subject:
         """Return a candidate's source."""
         language = self.spec.template(candidate.template).language
         return renderer.render(self.spec.kernel, language, candidate)
+
+    def judge(self, candidate: Candidate, built: Compiled | Rejection) -> Compiled | Rejection:
+        """Return what compiling gave, or a rejection if its template requires something else."""
+        if isinstance(built, Rejection):
+            return built
+        condition = self.spec.template(candidate.template).unfit(built.resources)
+        if condition is None:
+            return built
+        return Rejection("compile", f"breaks {condition}: {built.resources}")

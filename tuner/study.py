@@ -198,7 +198,7 @@ class Study:
             assert condemned is not None
             return condemned
         try:
-            compiled = item.future.result()
+            compiled = self._subject.judge(item.candidate, item.future.result())
             if isinstance(compiled, Rejection):
                 return compiled
             return self._session.workers.evaluate(

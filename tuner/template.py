@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.records import Candidate, UsageError, Value
+from tuner.records import Candidate, Resources, UsageError, Value
 from tuner.runtime.expression import FUNCTIONS, Expression
-from tuner.schema import TemplateFile
+from tuner.schema import ConstraintFile, TemplateFile
 
 ITEMSIZES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},
     **{"int16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1},
 }
 """Bytes per element of the dtypes that templates may name; constraints see it as ``itemsize``."""
+
+REPORTED = ("registers", "spills", "serialized")
+"""Names of what a compiler reports that conditions on compiled candidates may use."""
 
 RESERVED = ("kernel", "template", "parameters", "twin")
 """Names that templates see beside the parameters."""
@@ -49,6 +52,7 @@ class TemplateSpec:
         constraints: What the values must satisfy together.
         default: The plain first choice.
         seeds: Expert guesses, tried right after the default.
+        compiled: What the compiler must report of a candidate, that it be timed.
     """
 
     name: str
@@ -59,6 +63,7 @@ class TemplateSpec:
     constraints: tuple[Constraint, ...]
     default: Candidate
     seeds: tuple[Candidate, ...] = ()
+    compiled: tuple[Constraint, ...] = ()
 
     def broken(self, candidate: Candidate, limits: Mapping[str, Value]) -> Iterator[Constraint]:
         """Yield the constraints that a candidate breaks.
@@ -77,6 +82,19 @@ class TemplateSpec:
             if known and not constraint.require.evaluate(values):
                 yield constraint
 
+    def unfit(self, resources: Resources) -> Constraint | None:
+        """Return a condition that a compiled candidate breaks; what is not reported breaks none.
+
+        Raises:
+            ExpressionError: If a condition cannot be evaluated.
+        """
+        values = {name: getattr(resources, name) for name in REPORTED}
+        for condition in self.compiled:
+            reported = all(values[name] is not None for name in condition.require.names)
+            if reported and not condition.require.evaluate(values):
+                return condition
+        return None
+
 
 def template_spec(
     name: str, section: TemplateFile, where: str, limits: Collection[str]
@@ -90,12 +108,7 @@ def template_spec(
     for parameter in section.parameters:
         if known_names.count(parameter) > 1 or parameter in (*RESERVED, *FUNCTIONS):
             raise UsageError(f"{where}.parameters: the name {parameter!r} is taken")
-    constraints = tuple(
-        Constraint(
-            Expression(entry.require, f"{where}.constraints[{position}]", known_names), entry.why
-        )
-        for position, entry in enumerate(section.constraints)
-    )
+    constraints = _conditions(section.constraints, f"{where}.constraints", known_names)
     parameters = tuple((key, tuple(values)) for key, values in section.parameters.items())
     spec = TemplateSpec(
         name=name,
@@ -106,11 +119,21 @@ def template_spec(
         constraints=constraints,
         default=Candidate.of(name, section.default),
         seeds=tuple(Candidate.of(name, seed) for seed in section.seeds),
+        compiled=_conditions(section.compiled, f"{where}.compiled", REPORTED),
     )
     _check_point(spec, spec.default, f"{where}.default")
     for position, seed in enumerate(spec.seeds):
         _check_point(spec, seed, f"{where}.seeds[{position}]")
     return spec
+
+
+def _conditions(
+    entries: Sequence[ConstraintFile], where: str, known: Collection[str]
+) -> tuple[Constraint, ...]:
+    return tuple(
+        Constraint(Expression(entry.require, f"{where}[{position}]", known), entry.why)
+        for position, entry in enumerate(entries)
+    )
 
 
 def _check_point(spec: TemplateSpec, point: Candidate, where: str) -> None:

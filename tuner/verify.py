@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from tuner.records import Workload
-from tuner.runtime.check import Case, Example, Problem, difference, flag_choices, make_inputs
+from tuner.runtime.check import (
+    Case,
+    Example,
+    Problem,
+    difference,
+    flag_choices,
+    load_problem,
+    make_inputs,
+)
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 
@@ -86,12 +97,16 @@ def edge_examples(
 ) -> list[Example]:
     """Return the questions on small odd shapes, with every flag and unusual scalars.
 
+    Every other one has misaligned tensors: a shape comes both ways where there are flags, and a
+    variant is seen that moves aligned tensors in another way.
+
     Args:
         signature: Signature of the kernel.
         problem: The kernel's problem module.
         dtype: Torch's name of the element type.
         device: Torch's name of the device.
     """
+    choices = list(flag_choices(signature))
     cases = (
         Case(
             shape,
@@ -100,12 +115,20 @@ def edge_examples(
             seed=_EDGE_SEED + number,
             device=device,
             scalars=_unusual_scalars(signature, problem, shape),
-            misaligned=True,
+            misaligned=(number + choice) % 2 == 0,
         )
         for number, shape in enumerate(problem.EDGE_SHAPES)
-        for flags in flag_choices(signature)
+        for choice, flags in enumerate(choices)
     )
     return [Example(signature, problem, case) for case in cases]
+
+
+@cache
+def edge_checks(signature: str, problem: Path, dtype: str) -> list[Callable[[Variant], object]]:
+    """Return the checks of the odd shapes on the host; `signature` is the kernel's, as JSON."""
+    parsed = Signature.from_json(json.loads(signature))
+    examples = edge_examples(parsed, load_problem(problem), dtype, "cpu")
+    return [example.check for example in examples]
 
 
 def _unusual_scalars(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,82 @@ EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 1, "H": 1, "S": 0, "D": 8, "KV": 1, "T": 3},
 )
 
+_BOTH = (False, True)
+_SQUARES = ((64, 64), (100, 100), (128, 128), (257, 257))
+_OBLONGS = ((113, 203), (256, 128), (77, 300))
+_ODD = ((1, 1), (1, 7), (1, 300), (7, 1), (300, 1), (13, 5), (5, 13), (127, 127), (129, 129))
+_LONG = ((1, 8192), (33, 4096), (4096, 33), (700, 1500), (2, 20000))
+
+# Products of what varies; S queries, T keys, H heads of which KV have keys of their own.
+SUITE: tuple[dict[str, tuple[Any, ...]], ...] = (
+    {
+        "B": (1,),
+        "H KV": ((2, 2), (4, 2), (4, 1)),
+        "S T": _SQUARES + _OBLONGS,
+        "D": (64, 96, 128, 256),
+        "causal": _BOTH,
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 1),),
+        "S T": ((65, 130), (130, 65)),
+        "D": (1, 8, 16, 37, 40, 72, 80, 136, 160),
+        "causal": _BOTH,
+        "misaligned": _BOTH,
+    },
+    {"B": (2,), "H KV": ((2, 1),), "S T": _ODD, "D": (64, 128), "causal": _BOTH},
+    {"B": (1,), "H KV": ((1, 1),), "S T": _LONG, "D": (64, 128), "causal": _BOTH},
+    {
+        "B": (2, 3),
+        "H KV": ((8, 1), (6, 2), (8, 8), (5, 5)),
+        "S T": ((50, 77),),
+        "D": (64, 80),
+        "causal": _BOTH,
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 2), (4, 1)),
+        "S T": ((100, 100), (257, 129)),
+        "D": (64, 128),
+        "causal": _BOTH,
+        "misaligned": (True,),
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 2),),
+        "S T": ((96, 96), (70, 200)),
+        "D": (64, 128),
+        "causal": _BOTH,
+        "scale": (-1.0, 0.0, 0.25, 1.7),
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 2),),
+        "S T": ((100, 100), (130, 70), (64, 300)),
+        "D": (64, 128),
+        "causal": _BOTH,
+        "magnitude offset": ((4.0, 0.0), (16.0, 0.0), (1.0, 32.0), (1.0, -32.0)),
+    },
+)
+
 
 def inputs(
     dims: Mapping[str, int],
     flags: Mapping[str, object],
     dtype: torch.dtype,
     generator: torch.Generator,
+    **options: float,
 ) -> dict[str, Tensor]:
-    """Return normal q, k, v and do, with the o and lse that belong to them."""
+    """Return normal q, k, v and do, with the o and lse that belong to them.
+
+    Args:
+        dims: Extent of every dim.
+        flags: Value of every flag.
+        dtype: Element type.
+        generator: Source of randomness, on the device of the tensors.
+        **options: `scale`, factor of the scores; `magnitude`, factor of q; `offset`, what the
+            first number of every q is, and of every k up to its sign, which all scores get.
+    """
     batch, heads, queries, width = (dims[name] for name in ("B", "H", "S", "D"))
     shapes = {"q": (heads, queries), "k": (dims["KV"], dims["T"]), "v": (dims["KV"], dims["T"])}
     drawn = {
@@ -37,11 +106,15 @@ def inputs(
         )
         for name, shape in {**shapes, "do": shapes["q"]}.items()
     }
+    drawn["q"] *= options.get("magnitude", 1.0)
+    if offset := options.get("offset"):
+        drawn["q"][..., 0], drawn["k"][..., 0] = abs(offset), offset
+    scale = options.get("scale", width**-0.5)
     q, k, v = (drawn[name].double() for name in ("q", "k", "v"))
     o, lse = q.clone(), q.new_empty(q.shape[:3])
     hidden = _hidden(q, k, bool(flags["causal"]))
     for here, there in _heads(q, k):
-        scores = (width**-0.5 * q[here] @ k[there].mT).masked_fill_(hidden, -torch.inf)
+        scores = (scale * q[here] @ k[there].mT).masked_fill_(hidden, -torch.inf)
         lse[here] = scores.logsumexp(dim=-1)
         o[here] = (scores - lse[here][:, None]).exp_().masked_fill_(hidden, 0.0) @ v[there]
     return {**drawn, "o": o.to(dtype), "lse": lse.float()}
@@ -108,18 +181,27 @@ def rival(  # noqa: PLR0913 - one for each argument of the kernel
 
 
 def tolerance(
-    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str
+    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str, **options: float
 ) -> dict[str, float]:
     """Return bounds for standard normal inputs, and scores and sums kept in float32.
 
     An element of dP is a sum of D products. P and dS rounded to `dtype` err in proportion to the
     size of a gradient, which is that of a mean of as many values as the query sees; dk and dv
-    gather from all queries of a group of heads.
+    gather from all queries of a group of heads. The `options` of the inputs add what they make
+    larger: the scores, which then leave weight to few keys, and their gradients.
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     queries, keys = dims["H"] // dims["KV"] * dims["S"], max(1, dims["T"])
     gathered = max(1.0, sqrt(queries / keys))
     fewest = max(1, keys - dims["S"] + 1 if flags["causal"] else keys)
+    default = dims["D"] ** -0.5
+    scale = abs(options.get("scale", default)) / default
+    magnitude, offset = options.get("magnitude", 1.0), abs(options.get("offset", 0.0))
+    if magnitude > 1.0:
+        fewest = 1
+    # a score as large as this errs by as many times the error of an ordinary one, which is below 4
+    excess = max(4.0 * magnitude, offset**2 * default, 4.0) - 4.0
+    gathered *= max(1.0, scale, magnitude, offset) * (1.0 + excess / 24)
     weights = 2.5 * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tuner.plugins import Builder, BuildTask, Check, RejectedBuild
@@ -14,6 +17,8 @@ from tuner.runtime.triton_module import TritonVariant
 
 _REASON_CHARACTERS = 600
 _BYTES_PER_SPILL = 4
+_SERIALIZED = "wgmma.mma_async instructions are serialized"
+"""What ptxas says in the messages C7510 to C7515, each with another cause."""
 
 
 class TritonBuilder(Builder):
@@ -121,6 +126,7 @@ def _targeting(device: DeviceInfo) -> Iterator[None]:
 
 @contextmanager
 def _compiling_only() -> Iterator[list[Any]]:
+    from triton import knobs
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
@@ -128,15 +134,37 @@ def _compiling_only() -> Iterator[list[Any]]:
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         del warmup
-        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        with redirect_stdout(StringIO()) as printed:
+            kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        _keep_log(kernel, printed.getvalue())
         kernels.append(kernel)
         return kernel
 
-    JITFunction.run = compile_only
+    JITFunction.run, knobs.nvidia.dump_ptxas_log = compile_only, True
     try:
         yield kernels
     finally:
-        JITFunction.run = launch
+        JITFunction.run, knobs.nvidia.dump_ptxas_log = launch, False
+
+
+def _keep_log(kernel: Any, text: str) -> None:
+    """Keep what the assembler said beside the binary; one from the cache is said nothing of."""
+    path = _log_path(kernel)
+    if path is not None and text:
+        scratch = path.with_suffix(f".{os.getpid()}.part")
+        scratch.write_text(text)
+        scratch.replace(path)
+
+
+def _log_path(kernel: Any) -> Path | None:
+    binaries = (path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+    binary = next(binaries, None)
+    return Path(binary).with_suffix(".ptxas") if binary else None
+
+
+def _serialized(kernel: Any) -> bool:
+    path = _log_path(kernel)
+    return path is not None and path.exists() and _SERIALIZED in path.read_text()
 
 
 def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
@@ -164,7 +192,10 @@ def _compile_errors() -> tuple[type[Exception], ...]:
     return (CompilationError, OutOfResources, PTXASError)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    """Return the end of what the compiler says; an error in a called function is the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return f"{type(error).__name__}: {error}"[-_REASON_CHARACTERS:].strip()
 
 
@@ -181,6 +212,7 @@ def _resources(kernels: list[Any], shared_limit: int) -> Resources:
         shared_bytes=shared,
         registers=max(usage.get("REG", 0) for usage in usages),
         spills=max(usage.get("STACK", 0) // _BYTES_PER_SPILL for usage in usages),
+        serialized=any(_serialized(kernel) for kernel in kernels),
     )
 
 

@@ -61,6 +61,20 @@ def workers_for(
         jobs: Number of children that compile; all cores if left out.
         limits: How long one candidate may take.
     """
+    spec = child_spec(device, store, environment)
+    sources = store.absolute() / "sources"
+    with Workers(spec, jobs=jobs_or_cores(jobs), sources=sources, limits=limits) as workers:
+        yield workers
+
+
+def child_spec(device: str, store: Path, environment: Mapping[str, str]) -> ChildSpec:
+    """Return how children for a device are started, the store's folders made.
+
+    Args:
+        device: Name of the device.
+        store: Folder of the stores, which holds sources and compiled objects.
+        environment: The children's environment.
+    """
     kind = device_class(split_device(device)[0])
     root = store.absolute()
     for folder in (root / "sources", root / "cache"):
@@ -70,13 +84,9 @@ def workers_for(
         **dict(kind.environment),
         "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
     }
-    spec = ChildSpec(
+    return ChildSpec(
         device, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
     )
-    with Workers(
-        spec, jobs=jobs_or_cores(jobs), sources=root / "sources", limits=limits
-    ) as workers:
-        yield workers
 
 
 def jobs_or_cores(jobs: int | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,6 +25,7 @@ from tuner.records import (
     format_value,
 )
 from tuner.space import KernelSpec
+from tuner.template import TemplateSpec
 
 if TYPE_CHECKING:
     from tuner.study import Study
@@ -169,8 +170,8 @@ def kernel_tables(spec: KernelSpec, feasible: FeasibleSet | None) -> list[Table]
         for name, values in template.parameters:
             spelled = ", ".join(map(format_value, values))
             parameters.add_row(template.name, name, spelled, format_value(defaults[name]))
-        for constraint in template.constraints:
-            constraints.add_row(template.name, constraint.require.text, constraint.why)
+        for text, why in _conditions(template):
+            constraints.add_row(template.name, text, why)
     workloads = Table(title="Workloads")
     workloads.add_column("set")
     workloads.add_column("workload", overflow="fold")
@@ -184,3 +185,11 @@ def kernel_tables(spec: KernelSpec, feasible: FeasibleSet | None) -> list[Table]
         about = "" if part.exact else "about "
         sizes.add_row(part.spec.name, f"{part.product:,}", f"{about}{part.size:,}")
     return [parameters, constraints, workloads, *([sizes] if feasible else [])]
+
+
+def _conditions(template: TemplateSpec) -> Iterator[tuple[str, str]]:
+    """Yield what a candidate must satisfy, and then what its compiled form must, with reasons."""
+    for constraint in template.constraints:
+        yield constraint.require.text, constraint.why
+    for constraint in template.compiled:
+        yield f"compiled: {constraint.require.text}", constraint.why

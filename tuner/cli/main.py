@@ -20,7 +20,7 @@ from tuner.cli.options import (
     process_environment,
     store_option,
 )
-from tuner.records import Candidate, TunerError, UsageError, format_value, parse_value
+from tuner.records import TunerError
 from tuner.render import Renderer
 from tuner.space import load_space
 
@@ -123,22 +123,12 @@ def render(
     kernel: str, template: str | None, settings: Sequence[str], folders: Sequence[Path]
 ) -> None:
     """Print the source of one candidate: the default with what --set changes."""
+    from tuner.cli.verify import choose_candidate
+
     catalog = Catalog(folders)
     spec = load_space(catalog.space_path(kernel))
     chosen = spec.template(template) if template else spec.templates[0]
-    values = dict(chosen.default.parameters)
-    choices = dict(chosen.parameters)
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or name not in choices:
-            raise UsageError(f"--set {setting}: write NAME=VALUE; names: {', '.join(choices)}")
-        if parse_value(text) not in choices[name]:
-            allowed = ", ".join(map(format_value, choices[name]))
-            raise UsageError(f"--set {setting}: {name} may be {allowed}")
-        values[name] = parse_value(text)
-    candidate = Candidate.of(chosen.name, values)
-    for constraint in chosen.broken(candidate, {}):
-        raise UsageError(f"{candidate} breaks {constraint}")
+    candidate = choose_candidate(spec, chosen, settings)
     source = Renderer(catalog.template_folders).render(kernel, chosen.language, candidate)
     click.echo(source.text, nl=False)
 
@@ -157,6 +147,22 @@ def build(**options: Any) -> None:
     from tuner.cli.build import BuildOptions, build_kernel
 
     sys.exit(build_kernel(BuildOptions(**options), process_environment()))
+
+
+@tune.command()
+@click.argument("kernel")
+@device_option
+@click.option("--template", help="Which implementation; all that the device runs if left out.")
+@click.option("--set", "settings", multiple=True, help="NAME=VALUE of a parameter.")
+@click.option("--sample", type=click.IntRange(1), help="Only so many cases, drawn at random.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds that a case may take.")
+@store_option
+@kernels_option
+def verify(**options: Any) -> None:
+    """Check a kernel against its reference on every case of its correctness suite."""
+    from tuner.cli.verify import VerifyOptions, verify_kernel
+
+    sys.exit(verify_kernel(VerifyOptions(**options), process_environment()))
 
 
 @tune.command()

@@ -21,6 +21,7 @@ class Interpreter(Device):
         "capability",
     )
     timed: ClassVar[bool] = False
+    wrong_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16",)  # products take their bits for numbers
     environment: ClassVar[tuple[tuple[str, str], ...]] = (("TRITON_INTERPRET", "1"),)
 
     @property

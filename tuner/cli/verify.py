@@ -1,0 +1,199 @@
+"""`tune verify`: a kernel's correctness suite, a line for each case."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.catalog import Catalog, device_class, split_device
+from tuner.cli.devices import child_spec, resolve_device
+from tuner.examiner import Examiner, Verdict
+from tuner.records import (
+    Candidate,
+    DeviceInfo,
+    Source,
+    UsageError,
+    Workload,
+    format_value,
+    parse_value,
+)
+from tuner.render import Renderer
+from tuner.space import KernelSpec, load_space
+from tuner.task import Task
+from tuner.template import ITEMSIZES, TemplateSpec
+
+_MOST_INTERPRETED = 5e7
+"""Operations of a case up to which an interpreter takes seconds."""
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The options of `tune verify`, as the command line gives them."""
+
+    kernel: str
+    device: str
+    template: str | None
+    settings: tuple[str, ...]
+    sample: int | None
+    timeout: float
+    store: Path
+    folders: tuple[Path, ...]
+
+
+def verify_kernel(options: VerifyOptions, environment: Mapping[str, str]) -> int:
+    """Run the suite on every template that the device has, and return the exit status."""
+    catalog = Catalog(options.folders)
+    spec = load_space(catalog.space_path(options.kernel))
+    name = resolve_device(options.device, environment)
+    candidates = [
+        choose_candidate(spec, template, options.settings)
+        for template in _templates(spec, split_device(name)[0], options.template)
+    ]
+    with Examiner(child_spec(name, options.store, environment), options.timeout) as examiner:
+        device = examiner.info()
+        run = _Run(catalog, spec, device, options.store.absolute() / "sources", examiner)
+        exams = list(run.exams(candidates, options.sample))
+        failed = 0
+        for number, exam in enumerate(exams, 1):
+            verdict = run.verdict(exam)
+            failed += verdict.fault is not None
+            click.echo(f"{number}/{len(exams)} {exam} {_spell(verdict)}")
+    passed = len(exams) - failed
+    click.echo(
+        f"{failed} of {len(exams)} failed" if failed else f"All tests passed {passed}/{passed}"
+    )
+    return 1 if failed else 0
+
+
+def choose_candidate(
+    spec: KernelSpec, template: TemplateSpec, settings: Sequence[str]
+) -> Candidate:
+    """Return a template's default with what ``NAME=VALUE`` settings change.
+
+    Raises:
+        UsageError: A setting is malformed or unknown, or the candidate breaks a constraint.
+    """
+    values, choices = dict(template.default.parameters), dict(template.parameters)
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or name not in choices:
+            raise UsageError(f"--set {setting}: write NAME=VALUE; names: {', '.join(choices)}")
+        if parse_value(text) not in choices[name]:
+            allowed = ", ".join(map(format_value, choices[name]))
+            raise UsageError(f"--set {setting}: {name} may be {allowed}")
+        values[name] = parse_value(text)
+    candidate = Candidate.of(template.name, values)
+    for constraint in template.broken(candidate, {}):
+        raise UsageError(f"{spec.kernel}: {candidate} breaks {constraint}")
+    return candidate
+
+
+@dataclass(frozen=True, slots=True)
+class _Exam:
+    """A case and the source that it is for."""
+
+    template: str
+    source: Source
+    entry: dict[str, Any]
+
+    def __str__(self) -> str:
+        entry = self.entry
+        values = {**entry["extents"], **entry["flags"], **entry["scalars"], **entry["options"]}
+        parts = [f"{name}={_number(value)}" for name, value in values.items()]
+        parts += ["misaligned"] if entry["misaligned"] else []
+        return f"{self.template} {','.join([*parts, 'dtype=' + entry['dtype']])}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The suite of a kernel on a device."""
+
+    catalog: Catalog
+    spec: KernelSpec
+    device: DeviceInfo
+    sources: Path
+    examiner: Examiner
+
+    def exams(self, candidates: Sequence[Candidate], sample: int | None) -> Iterator[_Exam]:
+        """Yield every case of every candidate, or a sample of them."""
+        found = [exam for candidate in candidates for exam in self._all(candidate)]
+        wanted = sample or len(found)
+        kept = random.Random(_SEED).sample(range(len(found)), min(wanted, len(found)))
+        yield from (found[place] for place in sorted(kept))
+
+    def verdict(self, exam: _Exam) -> Verdict:
+        """Return what came of a case."""
+        entry, kernel = exam.entry, self.spec.kernel
+        extents, flags = tuple(entry["extents"].items()), tuple(entry["flags"].items())
+        task = self._task(Workload(kernel, extents, entry["dtype"], flags))
+        path = self.sources / f"{exam.source.sha256}.{_suffix(exam.source)}"
+        return self.examiner.examine(task, entry, path=str(path), language=exam.source.language)
+
+    def _all(self, candidate: Candidate) -> Iterator[_Exam]:
+        kind, template = device_class(self.device.kind), self.spec.template(candidate.template)
+        most = None if kind.timed else _MOST_INTERPRETED
+        starters = self.spec.workloads.get(kind.starter, ())
+        source = self._source(template, candidate)
+        for dtype in template.dtypes:
+            if dtype in kind.wrong_dtypes:
+                click.echo(f"{template.name} {dtype}: {kind.kind} computes it wrongly")
+                continue
+            task = self._task(Workload(self.spec.kernel, (), dtype))
+            workloads = [item for item in starters if item.dtype == dtype]
+            entries, left_out = self.examiner.suite(task, workloads, most_operations=most)
+            if left_out:
+                click.echo(f"{template.name} {dtype}: {left_out} cases are too large here")
+            for entry in entries:
+                yield _Exam(template.name, source, entry)
+
+    def _source(self, template: TemplateSpec, candidate: Candidate) -> Source:
+        for dtype in template.dtypes:
+            limits = {**dict(self.device.limits), "itemsize": ITEMSIZES[dtype]}
+            for constraint in template.broken(candidate, limits):
+                raise UsageError(f"{candidate} breaks {constraint} on {self.device.name}")
+        renderer = Renderer(self.catalog.template_folders)
+        source = renderer.render(self.spec.kernel, template.language, candidate)
+        path = self.sources / f"{source.sha256}.{_suffix(source)}"
+        scratch = path.with_suffix(f".{os.getpid()}.part")
+        scratch.write_text(source.text, encoding="utf-8")
+        scratch.replace(path)
+        return source
+
+    def _task(self, workload: Workload) -> Task:
+        problem = self.catalog.problem_path(self.spec.kernel)
+        return Task(self.spec.signature.to_json(), problem, workload, self.device)
+
+
+def _templates(spec: KernelSpec, kind: str, name: str | None) -> list[TemplateSpec]:
+    """Return the named template, or all that a kind of device runs."""
+    chosen = [spec.template(name)] if name else list(spec.templates)
+    languages = device_class(kind).languages
+    found = [item for item in chosen if kind in item.devices and item.language in languages]
+    if not found:
+        devices = sorted({device for item in chosen for device in item.devices})
+        what = f"template {name!r} of {spec.kernel}" if name else spec.kernel
+        raise UsageError(f"{what} does not run on {kind!r}; devices: {', '.join(devices)}")
+    return found
+
+
+def _suffix(source: Source) -> str:
+    return "cpp" if source.language == "cpp" else "py"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else format_value(value)
+
+
+def _spell(verdict: Verdict) -> str:
+    error = "" if verdict.error is None else f"error {verdict.error:.3g} of the tolerance "
+    if verdict.fault is None:
+        return f"{error}PASS"
+    return f"{error}{' '.join(verdict.fault.split())} FAIL"
