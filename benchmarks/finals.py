@@ -19,8 +19,8 @@ from tuner.catalog import Catalog
 from tuner.package.files import replace
 from tuner.records import Measurement, Winner
 from tuner.runtime.check import load_problem
+from tuner.space.template import ITEMSIZES
 from tuner.store import open_stores
-from tuner.template import ITEMSIZES
 
 MEMORY_BOUND = 32.0
 """Operations per byte up to which a workload is taken to wait for memory on any device."""

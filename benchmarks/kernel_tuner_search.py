@@ -14,8 +14,8 @@ from kernel_tuner import util
 from kernel_tuner.interface import Options, strategy_map
 from kernel_tuner.searchspace import Searchspace
 
-from tuner.replay import Run
-from tuner.tables import Table
+from tuner.search.replay import Run
+from tuner.search.tables import Table
 
 STRATEGIES = ("simulated_annealing", "genetic_algorithm", "adaptive_tabu_greywolf")
 """Its two best known strategies and the one that did best of all on these spaces."""

@@ -21,15 +21,15 @@ from contest import Contest, reason, summary
 from peers import COPY, peers
 from rows import Result, ResultsFile
 
-from tuner.bench import Bench, Call
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.plugins import Device
 from tuner.records import DeviceInfo, Workload
 from tuner.runtime.dispatch import MANIFEST, Choice, Manifest
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import load_variant
-from tuner.space import load_space
-from tuner.template import ITEMSIZES
+from tuner.serve.bench import Bench, Call
+from tuner.space.kernel import load_space
+from tuner.space.template import ITEMSIZES
 from tuner.timing.clock import Clock
 from tuner.timing.meter import Timing
 

@@ -14,7 +14,7 @@ from tuner.catalog import Catalog
 from tuner.records import Candidate
 from tuner.render import Renderer
 from tuner.runtime.moe import Kernels, LowLatencyBuffer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import rms_norm
 
-from tuner.bench import Bench, Call
+from tuner.serve.bench import Bench, Call
 
 Operation = Callable[[], object]
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from tuner.package.files import replace
-from tuner.replay import SAMPLERS, Run, Summary, search, summarise
-from tuner.tables import Table, read_tables
+from tuner.search.replay import SAMPLERS, Run, Summary, search, summarise
+from tuner.search.tables import Table, read_tables
 
 SPACES = Path(__file__).parent / "spaces"
 BUDGETS = ("25", "50", "100")

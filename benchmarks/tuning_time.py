@@ -24,17 +24,17 @@ from rows import Result, ResultsFile, Spread
 from tuner import codec
 from tuner.ahead import choose
 from tuner.catalog import Catalog, device_class, split_device
+from tuner.children.task import Compiled
+from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.plan import subject_of
 from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, TunerError
 from tuner.render import Renderer
 from tuner.session import Subject
-from tuner.space import load_space
-from tuner.task import Compiled
-from tuner.template import ITEMSIZES
+from tuner.space.kernel import load_space
+from tuner.space.template import ITEMSIZES
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
-from tuner.worker import Lethal, Workers
 
 KERNEL, TEMPLATE, AUTOTUNE = "matmul", "triton", "triton.autotune"
 
@@ -142,7 +142,7 @@ class Peer:
     """
 
     def __init__(self, subject: Subject, renderer: Renderer, *, device: str, folder: Path) -> None:
-        from tuner.bench import Bench  # loads torch, which the engine's parent does without
+        from tuner.serve.bench import Bench  # loads torch, which the engine's parent does without
         from tuner.timing.clock import Clock
 
         kind, index = split_device(device)

@@ -13,7 +13,7 @@ from tuner.catalog import Catalog
 from tuner.devices.cuda import Cuda
 from tuner.plugins import BuildTask
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 WORKLOADS = {
     "moe_dispatch": "RANKS=2,TOKENS=128,GROUPS=56,TOPK=8,EXPERTS=256",

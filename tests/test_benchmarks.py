@@ -19,7 +19,7 @@ from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel, subject_of
 from tuner.records import Candidate, Workload
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 from tuner.timing.clock import Clock
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.columns import evaluate_columns
 from tuner.runtime.expression import Expression, ExpressionError
+from tuner.space.columns import evaluate_columns
 
 
 def evaluate(text, **values):

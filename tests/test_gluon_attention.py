@@ -17,11 +17,11 @@ import pytest
 from cover import LIMITS, cover
 from test_triton_templates import CATALOG, compiled, resources, write
 
+from tuner.children.task import Compiled
 from tuner.records import Candidate, Resources
 from tuner.session import Subject
-from tuner.space import load_space
-from tuner.task import Compiled
-from tuner.template import TemplateSpec
+from tuner.space.kernel import load_space
+from tuner.space.template import TemplateSpec
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = "gluon_sm90"

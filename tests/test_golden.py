@@ -8,7 +8,7 @@ import pytest
 
 from tuner.catalog import Catalog
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 GOLDEN = Path(__file__).parent / "golden"
 DEFAULTS = Path(__file__).parent.parent / "tuner" / "runtime" / "moe" / "defaults"

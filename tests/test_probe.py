@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from tuner.child import ChildSpec
+from tuner.children.child import ChildSpec
+from tuner.children.worker import Workers
 from tuner.evidence.card import DeviceCard, Finding, card_of, card_path, make_card
-from tuner.features import most
 from tuner.records import UsageError
-from tuner.worker import Workers
+from tuner.serve.features import most
 
 
 @pytest.fixture

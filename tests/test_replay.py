@@ -10,8 +10,8 @@ import pytest
 
 from tuner import codec
 from tuner.records import Candidate, Measurement, Rejection, Trial, UsageError, Workload
-from tuner.replay import SAMPLERS, replay
-from tuner.tables import read_tables
+from tuner.search.replay import SAMPLERS, replay
+from tuner.search.tables import read_tables
 
 TILES, STAGES = (16, 32, 48, 64, 96, 128), (1, 2, 3, 4)
 

@@ -12,15 +12,22 @@ import pytest
 from optuna.testing.pytest_samplers import BasicSamplerTestCase
 from optuna.trial import TrialState
 
-from tuner.combinations import TemplateSet
-from tuner.covariance import Kernel
-from tuner.feasible import FeasibleSet
 from tuner.records import Candidate, Measurement, Rejection, Trial, Workload
 from tuner.runtime.expression import Expression
-from tuner.sampler import FeasibleSampler, as_params, ask, distributions, from_params, frozen_trial
-from tuner.search import Search
-from tuner.surrogate import Posterior, fit
-from tuner.template import Constraint, TemplateSpec
+from tuner.search.acquisition import Search
+from tuner.search.covariance import Kernel
+from tuner.search.sampler import (
+    FeasibleSampler,
+    as_params,
+    ask,
+    distributions,
+    from_params,
+    frozen_trial,
+)
+from tuner.search.surrogate import Posterior, fit
+from tuner.space.combinations import TemplateSet
+from tuner.space.feasible import FeasibleSet
+from tuner.space.template import Constraint, TemplateSpec
 
 TILES = (8, 16, 32, 48, 64, 96, 128, 256)
 

@@ -14,8 +14,8 @@ from conftest import KERNELS, ROOT
 from tuner.catalog import Catalog
 from tuner.render import Renderer, Twin
 from tuner.runtime.cpp import find_compiler
-from tuner.space import load_space
-from tuner.template import TemplateSpec
+from tuner.space.kernel import load_space
+from tuner.space.template import TemplateSpec
 
 CATALOG = Catalog()
 RENDERER = Renderer(CATALOG.template_folders)
@@ -77,7 +77,7 @@ import tuner.builders.triton as builder
 from tuner.catalog import Catalog, device_class
 from tuner.plugins import BuildTask
 from tuner.render import Renderer, Twin
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 built = []
 resources = builder._resources

@@ -19,7 +19,7 @@ import pytest
 from tuner.catalog import Catalog
 from tuner.records import Candidate
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 # The first test of each child waits for all of its work.
 pytestmark = pytest.mark.timeout(900)

@@ -10,8 +10,8 @@ from conftest import KERNELS, ROOT
 
 from tuner.catalog import Catalog
 from tuner.cli.main import main
-from tuner.space import load_space
-from tuner.suite import suite
+from tuner.serve.suite import suite
+from tuner.space.kernel import load_space
 
 CATALOG = Catalog()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.recording import Recorder
+    from tuner.recording.recorder import Recorder
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,6 @@ def capture(
     Returns:
         A context whose value has ``workloads``, with calls and seconds.
     """
-    from tuner.recording import recording  # torch, which nothing else here needs
+    from tuner.recording.recorder import recording  # torch, which nothing else here needs
 
     return recording(None if output is None else Path(output), kernels, "")

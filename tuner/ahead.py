@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.feasible import FeasibleSet
+from tuner.children.task import Compiled
+from tuner.children.worker import Lethal, Workers
 from tuner.records import Candidate, Rejection, Source
 from tuner.render import Renderer
 from tuner.session import Subject
+from tuner.space.feasible import FeasibleSet
 from tuner.store import Store
-from tuner.task import Compiled
-from tuner.worker import Lethal, Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner import codec
 from tuner.records import ChildError, Workload
-from tuner.template import ITEMSIZES
+from tuner.space.template import ITEMSIZES
 
 _TIMEOUT_S = 120.0
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.catalog import Catalog, device_class
+from tuner.children.task import Task
 from tuner.package.freeze import Autograd, FrozenKernel
 from tuner.records import DeviceInfo, UsageError, Workload
-from tuner.schema import read_captured_file
 from tuner.session import Subject
-from tuner.space import KernelSpec, load_space
-from tuner.task import Task
-from tuner.template import TemplateSpec
+from tuner.space.kernel import KernelSpec, load_space
+from tuner.space.schema import read_captured_file
+from tuner.space.template import TemplateSpec
 
 _LEAST_WEIGHT = 0.01
 """Part of the budget that even a cheap workload gets."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tuner import codec
 from tuner.budget import Budget, Countdown
+from tuner.children.worker import Lethal
 from tuner.records import (
     Candidate,
     Failure,
@@ -24,7 +25,6 @@ from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Study
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
-from tuner.worker import Lethal
 
 RIVAL = "rival"
 """Label of the library operation in a race."""

@@ -15,9 +15,9 @@ from tuner import codec
 from tuner.package.freeze import RUNTIME
 from tuner.package.reading import package_winners
 from tuner.records import Candidate, UsageError, Winner, format_value
+from tuner.search.tables import read_tables
 from tuner.session import Subject
-from tuner.tables import read_tables
-from tuner.template import TemplateSpec
+from tuner.space.template import TemplateSpec
 
 FORMATS = (
     "a configuration of vLLM or SGLang, a *.autotune.json of Triton, a configuration or cache "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.feasible import FeasibleSet
+from tuner.children.task import Compiled, Task
+from tuner.children.worker import Workers
 from tuner.records import Candidate, DeviceInfo, Rejection, Source
 from tuner.render import Renderer
-from tuner.space import KernelSpec
+from tuner.space.feasible import FeasibleSet
+from tuner.space.kernel import KernelSpec
 from tuner.store import Store
-from tuner.task import Compiled, Task
-from tuner.worker import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import optuna
 
-from tuner import sampler
 from tuner.budget import Countdown
+from tuner.children.task import Compiled
+from tuner.children.worker import Lethal
 from tuner.guesses import guesses
 from tuner.records import (
     Candidate,
@@ -21,9 +22,8 @@ from tuner.records import (
     Trial,
     TunerError,
 )
+from tuner.search import sampler
 from tuner.session import Session, Subject
-from tuner.task import Compiled
-from tuner.worker import Lethal
 
 _AHEAD_PER_JOB = 2
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tuner.catalog import Catalog
-from tuner.combinations import TemplateSet
 from tuner.records import Candidate
-from tuner.space import KernelSpec, load_space
-from tuner.template import TemplateSpec
+from tuner.space.combinations import TemplateSet
+from tuner.space.kernel import KernelSpec, load_space
+from tuner.space.template import TemplateSpec
 
 LIMITS = {
     **{"threads": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10, "l3_bytes": 32 << 20},

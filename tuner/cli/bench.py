@@ -20,7 +20,7 @@ from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.measure import Conditions, measure, results_file
 from tuner.evidence.results import WorkloadTimes, read_results, write_section
 from tuner.records import DeviceInfo, Failure, UsageError, Workload
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 
 @dataclass(frozen=True, slots=True)

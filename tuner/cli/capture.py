@@ -13,7 +13,7 @@ import click
 from tuner.catalog import Catalog
 from tuner.package.files import PARTIAL
 from tuner.records import UsageError
-from tuner.schema import read_captured_file
+from tuner.space.schema import read_captured_file
 
 _ROOT = Path(__file__).parent.parent.parent
 _MOST_LINES = 10
@@ -49,7 +49,15 @@ def capture_program(
     names = [str(folder.absolute()) for folder in folders]
     partial = output.with_name(f".{output.name}{PARTIAL}")
     partial.unlink(missing_ok=True)
-    command = [program[0], "-m", "tuner.recording", str(partial), *names, "--", *program[1:]]
+    command = [
+        program[0],
+        "-m",
+        "tuner.recording.recorder",
+        str(partial),
+        *names,
+        "--",
+        *program[1:],
+    ]
     status = _run(command, {**environment, "PYTHONPATH": path})
     if not partial.exists():
         click.echo("tune: nothing was captured: no operation was one of our kernels'", err=True)

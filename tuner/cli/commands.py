@@ -15,6 +15,8 @@ from rich.console import Console
 from tuner import codec
 from tuner.budget import Budget
 from tuner.catalog import Catalog, device_class, split_device
+from tuner.children.task import Limits
+from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import (
     device_info,
     jobs_or_cores,
@@ -33,10 +35,8 @@ from tuner.render import Renderer
 from tuner.run import run
 from tuner.seeds import Seed, fit, read_seeds
 from tuner.session import Session, Subject
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 from tuner.store import Store
-from tuner.task import Limits
-from tuner.worker import Lethal, Workers
 
 _MOST_REASONS = 12
 
@@ -183,8 +183,8 @@ def replay_tables(
     quiet: bool,
 ) -> list[dict[str, Any]]:
     """Replay tables with samplers and print a row for each pair as it ends."""
-    from tuner.replay import replay
-    from tuner.tables import read_tables
+    from tuner.search.replay import replay
+    from tuner.search.tables import read_tables
 
     rows = []
     for table in (table for path in paths for table in read_tables(path)):

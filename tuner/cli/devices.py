@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tuner.catalog import device_class, device_kinds, split_device
-from tuner.child import ChildSpec
+from tuner.children.child import ChildSpec
+from tuner.children.task import DEFAULT_LIMITS, Limits
+from tuner.children.worker import Workers
 from tuner.records import DeviceInfo, TunerError
-from tuner.task import DEFAULT_LIMITS, Limits
-from tuner.worker import Workers
 
 
 def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:

@@ -12,7 +12,6 @@ from rich.status import Status
 from rich.table import Table
 
 from tuner.budget import Countdown
-from tuner.feasible import FeasibleSet
 from tuner.records import (
     STAGES,
     Failure,
@@ -24,8 +23,9 @@ from tuner.records import (
     Workload,
     format_value,
 )
-from tuner.space import KernelSpec
-from tuner.template import TemplateSpec
+from tuner.space.feasible import FeasibleSet
+from tuner.space.kernel import KernelSpec
+from tuner.space.template import TemplateSpec
 
 if TYPE_CHECKING:
     from tuner.study import Study

@@ -22,7 +22,7 @@ from tuner.cli.options import (
 )
 from tuner.records import TunerError
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 
 
 class DefaultGroup(click.Group):

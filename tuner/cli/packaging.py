@@ -12,7 +12,7 @@ from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel
 from tuner.records import UsageError, Winner
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 from tuner.store import open_stores
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tuner import codec
 from tuner.catalog import Catalog
+from tuner.children.worker import Workers
 from tuner.cli.bench import require_timed
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
@@ -21,9 +22,8 @@ from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.recheck import Render, Verdict, recheck, runners_up
 from tuner.records import Candidate, DeviceInfo, Interval, Source, Trial, UsageError
 from tuner.render import Renderer
-from tuner.space import load_space
+from tuner.space.kernel import load_space
 from tuner.store import Store
-from tuner.worker import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from tuner.catalog import Catalog, device_class, split_device
+from tuner.children.examiner import Examiner, Verdict
+from tuner.children.task import Task
 from tuner.cli.devices import child_spec, resolve_device
-from tuner.examiner import Examiner, Verdict
 from tuner.records import (
     Candidate,
     DeviceInfo,
@@ -24,9 +25,8 @@ from tuner.records import (
     parse_value,
 )
 from tuner.render import Renderer
-from tuner.space import KernelSpec, load_space
-from tuner.task import Task
-from tuner.template import ITEMSIZES, TemplateSpec
+from tuner.space.kernel import KernelSpec, load_space
+from tuner.space.template import ITEMSIZES, TemplateSpec
 
 _MOST_INTERPRETED = 5e7
 """Operations of a case up to which an interpreter takes seconds."""

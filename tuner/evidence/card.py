@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner import __version__, codec
+from tuner.children.worker import Lethal, Workers
 from tuner.evidence.results import DeviceFacts, read_section, write_section
 from tuner.records import DeviceInfo, UsageError
-from tuner.schema import Section
+from tuner.space.schema import Section
 from tuner.timing.sanity import Ceilings, as_wide
-from tuner.worker import Lethal, Workers
 
 EXPERIMENT_S = 60.0
 """Seconds after which an experiment hangs."""

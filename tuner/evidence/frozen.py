@@ -13,7 +13,7 @@ from tuner.package.freeze import KERNEL, MANIFEST, PROBLEM, read_json, require_p
 from tuner.package.manifest import variants_of
 from tuner.records import Source, UsageError, Workload
 from tuner.runtime.signature import Signature
-from tuner.workload import parse_workload
+from tuner.space.workload import parse_workload
 
 Json = dict[str, Any]
 

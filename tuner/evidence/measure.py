@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner import __version__, codec
+from tuner.children.task import Task
+from tuner.children.worker import Lethal, Workers
 from tuner.evidence.card import DeviceCard, facts_of
 from tuner.evidence.frozen import FrozenFiles
 from tuner.evidence.results import (
@@ -19,11 +21,9 @@ from tuner.evidence.results import (
     WorkloadTimes,
 )
 from tuner.records import DeviceInfo, Failure, Rejection, Source, Workload
-from tuner.task import Task
 from tuner.timing.race import RaceResult
 from tuner.timing.sanity import Work, impossible
 from tuner.timing.statistics import median_interval, ratio_interval
-from tuner.worker import Lethal, Workers
 
 OURS = "tuner"
 """Label of the frozen kernel."""
@@ -103,7 +103,7 @@ def survey(
         task: The workload.
         sources: Labelled sources; the first is the reference.
         budget_s: Seconds to spend on timing.
-        options: `seed`, `rival` and `verify` of `tuner.server`'s survey.
+        options: `seed`, `rival` and `verify` of `tuner.serve.server`'s survey.
 
     Raises:
         Lethal: A source killed or hung its child.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner import codec
+from tuner.children.task import Task
+from tuner.children.worker import Lethal, Workers
 from tuner.evidence.frozen import FrozenFiles
 from tuner.package.manifest import file_name
 from tuner.records import (
@@ -19,12 +21,10 @@ from tuner.records import (
     Trial,
     Workload,
 )
-from tuner.task import Task
 from tuner.timing.blocks import TIE
 from tuner.timing.finals import ratio
 from tuner.timing.race import SURE, RaceResult
 from tuner.timing.statistics import median_interval, ratio_interval
-from tuner.worker import Lethal, Workers
 
 WINNER = "winner"
 """Label of the frozen winner while it is timed."""

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from tuner.package.files import replace
 from tuner.records import Interval, UsageError
-from tuner.schema import Section, describe
+from tuner.space.schema import Section, describe
 from tuner.timing.statistics import median_interval
 
 CLOCK = "host clock, interleaved blocks, lower quartile of a visit, version 1"

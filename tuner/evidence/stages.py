@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner import codec
+from tuner.children.task import Task
+from tuner.children.worker import Lethal, Workers
 from tuner.evidence.measure import survey
 from tuner.records import Interval, Rejection, Source, TunerError
 from tuner.render import Twin
-from tuner.task import Task
 from tuner.timing.finals import ratio
 from tuner.timing.race import RaceResult
 from tuner.timing.sanity import Ceilings, Work
 from tuner.timing.statistics import median_interval, ratio_interval
-from tuner.worker import Lethal, Workers
 
 WHOLE = "whole"
 """Label of the kernel itself among its twins."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.template import ITEMSIZES
+from tuner.space.template import ITEMSIZES
 
 MARGIN = 1.5
 """How much faster than the measured ceiling a time may be before it is impossible.

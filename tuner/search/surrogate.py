@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
-from tuner.covariance import NOISE, Array, Codes, Kernel, Scales, matern, matern_slope
+from tuner.search.covariance import NOISE, Array, Codes, Kernel, Scales, matern, matern_slope
 
 _JITTER = 1e-6
 

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.catalog import Catalog
 from tuner.package.files import replace
+from tuner.recording.replaced import Replaced, Shaped, replaced
 from tuner.records import Workload
-from tuner.replaced import Replaced, Shaped, replaced
-from tuner.space import KernelSpec, load_space
+from tuner.space.kernel import KernelSpec, load_space
 
 _KEPT = 1000
 """Times that are kept of a workload: the latest."""

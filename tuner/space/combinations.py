@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.columns import evaluate_columns
 from tuner.records import Candidate, UsageError, Value
-from tuner.template import Constraint, TemplateSpec
+from tuner.space.columns import evaluate_columns
+from tuner.space.template import Constraint, TemplateSpec
 
 Keys = NDArray[np.int64]
 """Identities of candidates: [count]."""

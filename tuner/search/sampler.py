@@ -12,9 +12,9 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.trial import Trial as OptunaTrial
 
-from tuner.feasible import FeasibleSet
 from tuner.records import Candidate, Measurement, Trial, Value
-from tuner.search import Search
+from tuner.search.acquisition import Search
+from tuner.space.feasible import FeasibleSet
 
 _TEMPLATE = "template"
 _FIXED = "fixed_params"

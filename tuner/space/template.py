@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.records import Candidate, Resources, UsageError, Value
 from tuner.runtime.expression import FUNCTIONS, Expression
-from tuner.schema import ConstraintFile, TemplateFile
+from tuner.space.schema import ConstraintFile, TemplateFile
 
 ITEMSIZES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4},

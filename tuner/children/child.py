@@ -74,7 +74,7 @@ class Child:
         self._pending = b""
         self._tail: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
         environment = dict(spec.environment)
-        root = str(Path(__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from tuner.records import UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
 from tuner.runtime.signature import Signature, TensorSpec
-from tuner.schema import AutogradFile, SignatureFile, read_kernel_file
-from tuner.template import ITEMSIZES, TemplateSpec, template_spec
-from tuner.workload import parse_workload
+from tuner.space.schema import AutogradFile, SignatureFile, read_kernel_file
+from tuner.space.template import ITEMSIZES, TemplateSpec, template_spec
+from tuner.space.workload import parse_workload
 
 if TYPE_CHECKING:
-    from tuner.feasible import FeasibleSet
+    from tuner.space.feasible import FeasibleSet
 
 LIMITS = (
     *("threads", "l1_bytes", "l2_bytes", "l3_bytes", "vector_bytes", "vector_registers"),
@@ -83,8 +83,8 @@ class KernelSpec:
             UsageError: If no template or no candidate is left; it names the constraint that
                 rejects most.
         """
-        from tuner.combinations import TemplateSet  # numpy, which listing kernels needs not
-        from tuner.feasible import FeasibleSet
+        from tuner.space.combinations import TemplateSet  # numpy, which listing kernels needs not
+        from tuner.space.feasible import FeasibleSet
 
         specs = [self.template(name) for name in only] if only else self.templates
         values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0)}

@@ -15,7 +15,7 @@ from tuner.runtime.check import Case, Example, Problem, flag_choices, load_probl
 from tuner.runtime.expression import Expression
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
-from tuner.template import ITEMSIZES
+from tuner.space.template import ITEMSIZES
 
 Entry = dict[str, Any]
 """A case as JSON: the attributes of `Case` but its device, and `options`, keywords of the

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.combinations import Keys, TemplateSet
 from tuner.records import Candidate, UsageError, Value
+from tuner.space.combinations import Keys, TemplateSet
 
 Coordinates = NDArray[np.float64]
 """Values between 0 and 1: [count, features]."""

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
-from tuner import codec, experiments
+from tuner import codec
 from tuner.plugins import Device
 from tuner.records import UsageError, Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
 from tuner.runtime.dispatch import Dispatch
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
-from tuner.template import ITEMSIZES
+from tuner.serve import experiments
+from tuner.serve.verify import Verifier, check_in_place
+from tuner.space.template import ITEMSIZES
 from tuner.timing.clock import Clock
 from tuner.timing.race import race, survey
 from tuner.timing.sanity import Ceilings, Work, impossible
-from tuner.verify import Verifier, check_in_place
 
 RIVAL = "rival"
 """Label of the library operation in a race."""

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tuner.combinations import Keys
-from tuner.covariance import Array, Kernel
-from tuner.feasible import FeasibleSet
-from tuner.surrogate import Posterior, fit
+from tuner.search.covariance import Array, Kernel
+from tuner.search.surrogate import Posterior, fit
+from tuner.space.combinations import Keys
+from tuner.space.feasible import FeasibleSet
 
 POOL = 20_000
 """The most candidates that are compared at a time; of a larger set, a sample."""

@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.feasible import ABSENT, scaled
 from tuner.records import Value
+from tuner.space.feasible import ABSENT, scaled
 
 Array = NDArray[np.float64]
 _Real = TypeVar("_Real", np.float32, np.float64)

@@ -1,4 +1,4 @@
-"""The child's loop, started by `tuner.child` as a process of its own."""
+"""The child's loop, started by `tuner.children.child` as a process of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tuner.catalog import device_class, split_device
 from tuner.records import TunerError
-from tuner.server import Message, Server
-from tuner.tether import die_with_parent
+from tuner.serve.server import Message, Server
+from tuner.serve.tether import die_with_parent
 
 _COMPILE_NICENESS = 10
 

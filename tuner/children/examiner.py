@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any
 
 from tuner import codec
-from tuner.child import Child, ChildLost, ChildSpec
+from tuner.children.child import Child, ChildLost, ChildSpec
+from tuner.children.task import Task
+from tuner.children.worker import OWN_PHASES
 from tuner.records import ChildError, DeviceInfo, Workload
-from tuner.task import Task
-from tuner.worker import OWN_PHASES
 
 _START_TIMEOUT_S = 300.0
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tuner import codec
-from tuner.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
 from tuner.catalog import builder_for
 from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 
@@ -88,7 +88,7 @@ class Server:
                 builder_for(language).warm_up()
         else:
             self._announce("prepare")
-            import tuner.bench  # noqa: F401 - loads torch
+            import tuner.serve.bench  # noqa: F401 - loads torch
 
             _ = self._clock
         return {}
@@ -118,7 +118,7 @@ class Server:
         return {"compile_s": seconds, "resources": codec.to_json(resources)}
 
     def _edge_checks(self, message: Message) -> list[Callable[[Variant], object]]:
-        from tuner.verify import edge_checks
+        from tuner.serve.verify import edge_checks
 
         problem, dtype = Path(message["problem"]), message["workload"]["dtype"]
         return edge_checks(json.dumps(message["signature"]), problem, dtype)
@@ -156,33 +156,33 @@ class Server:
 
     def _choose(self, message: Message) -> Message:
         """Return which file of a frozen package serves a workload on this device."""
-        from tuner.bench import choose
+        from tuner.serve.bench import choose
 
         signature = Signature.from_json(message["signature"])
         workload = codec.from_json(Workload, message["workload"])
         return {"choice": choose(Path(message["folder"]), signature, workload, self._device)}
 
     def _experiments(self, _: Message) -> Message:
-        from tuner.experiments import experiments
+        from tuner.serve.experiments import experiments
 
         return {"names": list(experiments(self._device))}
 
     def _experiment(self, message: Message) -> Message:
         """Try what the device can do: that it raises something is what was found."""
-        from tuner.experiments import attempt
+        from tuner.serve.experiments import attempt
 
         self._announce("measure")
         reply = attempt(message["name"], self._device, self._clock)
         return {**reply, "poisoned": "reason" in reply and not self._device.answers()}
 
     def _suite(self, message: Message) -> Message:
-        from tuner.suite import suite
+        from tuner.serve.suite import suite
 
         self._announce("prepare")
         return suite(message)
 
     def _pose(self, message: Message) -> Message:
-        from tuner.suite import Question
+        from tuner.serve.suite import Question
 
         self._announce("prepare")
         self._question = Question(message, self._device.torch_device)
@@ -217,7 +217,7 @@ class Server:
 
     def _bench_for(self, message: Message) -> Any:
         # Imported here because a compile child needs no torch.
-        from tuner.bench import Bench
+        from tuner.serve.bench import Bench
 
         key = json.dumps([message["problem"], message["workload"]], sort_keys=True)
         if self._bench_key != key:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tuner.combinations import TemplateSet
-from tuner.feasible import FeasibleSet
 from tuner.records import Candidate, UsageError, Value, parse_value
-from tuner.template import TemplateSpec
+from tuner.space.combinations import TemplateSet
+from tuner.space.feasible import FeasibleSet
+from tuner.space.template import TemplateSpec
 
 Row = tuple[Candidate, float | None]
 """A candidate and its time in ms, None for one that failed."""

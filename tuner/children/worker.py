@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from tuner import codec
-from tuner.child import Child, ChildLost, ChildSpec
+from tuner.children.child import Child, ChildLost, ChildSpec
+from tuner.children.task import DEFAULT_LIMITS, Compiled, Limits, Task
 from tuner.records import (
     ChildError,
     DeviceInfo,
@@ -23,7 +24,6 @@ from tuner.records import (
     Source,
     Stage,
 )
-from tuner.task import DEFAULT_LIMITS, Compiled, Limits, Task
 
 OWN_PHASES = ("start", "prepare")
 """Phases in which a child runs the tuner's own code: losing it there blames no candidate."""
@@ -145,7 +145,7 @@ class Workers:
     def ask(
         self, operation: str, *, timeout_s: float, task: Task | None = None, **values: object
     ) -> dict[str, Any]:
-        """Return the measuring child's reply to any other operation of `tuner.server`.
+        """Return the measuring child's reply to any other operation of `tuner.serve.server`.
 
         Raises:
             Lethal: A variant killed or hung its child.

@@ -15,8 +15,8 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState, create_trial
 
 from tuner.records import UsageError
-from tuner.sampler import FeasibleSampler, as_params, ask, distributions
-from tuner.tables import Table
+from tuner.search.sampler import FeasibleSampler, as_params, ask, distributions
+from tuner.search.tables import Table
 
 BUDGETS = (25, 50, 100, 200)
 """Numbers of evaluations after which the share of the optimum is reported."""

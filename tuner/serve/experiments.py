@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tuner.features import Experiment, Findings, finding, reason, triton_experiments
 from tuner.plugins import Device
+from tuner.serve.features import Experiment, Findings, finding, reason, triton_experiments
 from tuner.timing.clock import Clock
 from tuner.timing.meter import Call
 from tuner.timing.race import survey

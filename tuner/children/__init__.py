@@ -1,0 +1,1 @@
+"""The parent's side of the children: it starts, times out, kills and replaces them."""

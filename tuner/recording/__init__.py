@@ -1,0 +1,1 @@
+"""What a program spends on operations that our kernels do."""

@@ -1,0 +1,1 @@
+"""What to try next: the sampler that knows the feasible set, its model, its replay."""

@@ -1,0 +1,1 @@
+"""The child's side: it builds, verifies and measures, and answers the parent."""
