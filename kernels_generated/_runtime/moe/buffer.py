@@ -58,6 +58,7 @@ class LowLatencyBuffer:
         self._rounds = Rounds(
             heap, self._layouts.size, double=self.kernels.is_double, timeout_s=timeout_s
         )
+        self._views = tuple(self._rounds.addresses(begin) for begin in self._layouts.views)
         self._nothing = torch.zeros(self.shape.local, dtype=torch.int32, device=self.device)
 
     @staticmethod
@@ -176,8 +177,8 @@ class LowLatencyBuffer:
                 "combine: with zero_copy, x must be the view that get_next_combine_buffer returns "
                 "after the last round; a view of an earlier round lies in the other buffer"
             )
+        views = self._views[zero_copy][self._rounds.index]
         place = self._rounds.begin("combine")
-        views = place.buffers + self._layouts.views[zero_copy]
         constants = self._layouts.combine[zero_copy]
         rows = None if zero_copy and kernel.COPY == "pull" else x
         kernel.send(place, rows, handle.source, handle.layout_range, views, **constants)

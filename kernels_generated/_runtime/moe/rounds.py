@@ -91,6 +91,10 @@ class Rounds:
         """Index of the next round's buffer."""
         return self._number % self._buffers
 
+    def addresses(self, begin: int) -> Tensor:
+        """Return [buffers, ranks] int64, addresses of what begins some bytes into each buffer."""
+        return self._tables[_AREAS:] + begin
+
     def begin(self, operation: str) -> Place:
         """Enter a round and return the rank's place in it.
 
