@@ -22,11 +22,17 @@ class Request:
         kernels: Names of kernels; none stands for all that the device can run.
         workloads: Workloads in the command line's form, for one kernel.
         sets: Names of workload sets.
+        ranks: Number of devices that run a kernel together.
     """
 
     kernels: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
+    ranks: int = 1
+
+
+RANKS = "RANKS"
+"""The dim of kernels that exchange between ranks, of which each has a device."""
 
 
 def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[KernelSpec]:
@@ -68,7 +74,8 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
     subjects = []
     for spec in specs:
         for workload in dict.fromkeys(_workloads(spec, device.kind, request)):
-            subjects.append(subject_of(catalog, device, spec, workload))
+            if _fits_ranks(workload, request):
+                subjects.append(subject_of(catalog, device, spec, workload))
     if not subjects:
         sets = request.sets or (device_class(device.kind).starter,)
         raise UsageError(f"no workload of {', '.join(sets)} is for {device.kind!r}")
@@ -119,6 +126,17 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
                 raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
             continue
         yield from (item for item in spec.workloads[name] if item.dtype in dtypes)
+
+
+def _fits_ranks(workload: Workload, request: Request) -> bool:
+    """Return whether a workload is for as many ranks as there are; raise if it was asked for."""
+    ranks = dict(workload.dims).get(RANKS, 1)
+    if ranks != request.ranks and request.kernels:
+        raise UsageError(
+            f"{workload.kernel}: workload {str(workload)!r} is for {ranks} "
+            f"{'ranks' if ranks > 1 else 'rank'}: write --ranks {ranks} or another workload"
+        )
+    return bool(ranks == request.ranks)
 
 
 def _runs_on(kind: str, template: TemplateSpec) -> bool:

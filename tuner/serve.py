@@ -152,7 +152,7 @@ class Server:
     ) -> BlamedVariant:
         self._announce("compile")
         builder = builder_for(item["language"])
-        variant = builder.load(self._task(message, item))
+        variant = bench.load(builder, self._task(message, item))
         checked = BlamedVariant(variant, self._device, waits=True)
         self._announce("verify")
         fault = bench.verifier.check(checked)
@@ -164,13 +164,13 @@ class Server:
 
     def _bench_for(self, message: Message) -> Any:
         # Imported here because a compile child needs no torch.
-        from tuner.bench import Bench
+        from tuner.ranks.bench import bench_kind
 
         key = json.dumps([message["problem"], message["workload"]], sort_keys=True)
         if self._bench_key != key:
             self._announce("prepare")
             self._bench = None  # frees the buffers of the workload before
-            self._bench = Bench(
+            self._bench = bench_kind(self._device)(
                 Signature.from_json(message["signature"]),
                 Path(message["problem"]),
                 workload=codec.from_json(Workload, message["workload"]),
@@ -210,15 +210,19 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: Role, device, file descriptors of requests and replies, the parent's process
-            id, the cache folder and the compiler.
+            id, the cache folder, the compiler and the number of ranks.
     """
-    role, name, requests, replies, parent, cache, compiler = arguments
+    role, name, requests, replies, parent, cache, compiler, ranks = arguments
     die_with_parent(role, int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kind, index = split_device(name)
     device = device_class(kind)(index)
     if role == "measure":
         device.confine()
+        if int(ranks) > 1:
+            from tuner.ranks.team import TeamDevice  # loads torch
+
+            device = TeamDevice(device, int(ranks))
     else:
         os.nice(_COMPILE_NICENESS)  # a measurement must never wait for a compiler
     out = os.fdopen(int(replies), "w", buffering=1)

@@ -51,6 +51,7 @@ class RunOptions:
     fresh: bool
     folders: tuple[Path, ...]
     as_json: bool
+    ranks: int = 1
 
 
 def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
@@ -58,7 +59,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
-    request = Request(options.kernels, options.workloads, options.sets)
+    request = Request(options.kernels, options.workloads, options.sets, options.ranks)
     progress = Progress(console)
     limits = Limits(options.timeout, options.timeout)
     name = resolve_device(options.device, environment)
@@ -67,12 +68,13 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         raise UsageError(
             f"--device {name}: it verifies and never times; nothing can be tuned on it"
         )
+    jobs, ranks = options.jobs, options.ranks
     with workers_for(
-        name, options.store, environment, jobs=options.jobs, limits=limits
+        name, options.store, environment, jobs=jobs, limits=limits, ranks=ranks
     ) as workers:
         device = workers.info()
         subjects = plan(catalog, device, request)
-        store = Store(options.store, device.arch)
+        store = Store(options.store, store_name(device, options.ranks))
         if options.fresh:
             store.forget()
         renderer = Renderer(catalog.template_folders)
@@ -98,6 +100,11 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         console.print(f"[red]{fault}[/red]")
     complete = len(results) == len(subjects)
     return 0 if complete and not faults and not _failures(results) else 1
+
+
+def store_name(device: DeviceInfo, ranks: int) -> str:
+    """Return the name of the store for an architecture, or for several devices of it."""
+    return device.arch if ranks == 1 else f"{device.arch}_x{ranks}"
 
 
 def show_kernel(

@@ -51,6 +51,7 @@ def workers_for(
     *,
     jobs: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    ranks: int = 1,
 ) -> Iterator[Workers]:
     """Yield children for a device that `resolve_device` named; they end with the context.
 
@@ -60,6 +61,7 @@ def workers_for(
         environment: The children's environment.
         jobs: Number of children that compile; all cores if left out.
         limits: How long one candidate may take.
+        ranks: Number of devices that measure together.
     """
     kind = device_class(split_device(device)[0])
     root = store.absolute()
@@ -69,9 +71,14 @@ def workers_for(
         **environment,
         **dict(kind.environment),
         "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
     spec = ChildSpec(
-        device, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
+        device,
+        root / "cache",
+        environment.get("CXX"),
+        environment=tuple(variables.items()),
+        ranks=ranks,
     )
     with Workers(
         spec, jobs=jobs_or_cores(jobs), sources=root / "sources", limits=limits

@@ -76,6 +76,13 @@ def tune() -> None:
 @click.option(
     "--timeout", default=60.0, show_default=True, help="Seconds that one candidate may take."
 )
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Devices that exchange: the slowest one's time counts.",
+)
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")

@@ -14,7 +14,7 @@ from .heap import Heap
 SIGNAL_BYTES = 4096
 """Of a rank's signals of a round: one word per rank, at addresses that depend on nothing."""
 
-POLLS_PER_SECOND = {"cuda": 1_000_000, "cpu": 20_000}
+POLLS_PER_SECOND = {"cuda": 1_000_000, "cpu": 5_000}
 """About how often a program looks at a signal: on a GPU, and in Triton's interpreter."""
 
 _SIGNALS, _ACKNOWLEDGEMENTS, _AREAS = 0, 2, 3

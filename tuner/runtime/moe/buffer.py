@@ -120,7 +120,7 @@ class LowLatencyBuffer:
             others = (source, ranges, stats, totals, counts)
             kernel.receive(place, bytes_or_rows, scales, *others, **constants)
 
-        handle = Handle(self, shape.topk, tokens, slots, source, ranges)
+        handle = self.handle(slots, source, ranges)
         finish = self._rounds.end(receive, hook=hook)
         return Dispatched(rows, scales if fp8 else None, counts, handle, finish)
 
@@ -136,6 +136,10 @@ class LowLatencyBuffer:
         """
         self._check_handle(handle)
         return self._view(self._rounds.next_buffer())
+
+    def handle(self, slots: Tensor, source: Tensor, layout_range: Tensor) -> Handle:
+        """Return the handle of a dispatch from its parts, such as those that were kept of one."""
+        return Handle(self, self.shape.topk, slots.shape[0], slots, source, layout_range)
 
     def combine(  # noqa: PLR0913 - the first six are DeepEP's
         self,
