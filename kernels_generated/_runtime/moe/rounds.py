@@ -79,7 +79,7 @@ class Rounds:
         self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=True) if on_gpu else self._status
         self._tables = self._address_tables()
         self._number, self._captured, self._pending, self._operation = 0, 0, False, ""
-        self._clear()
+        self.reset()
 
     @staticmethod
     def bytes_for(size: int, *, double: bool) -> int:
@@ -172,7 +172,10 @@ class Rounds:
         self._raise_if_late()
 
     def reset(self) -> None:
-        """Start anew with round 0; all ranks call it, and none returns before all have."""
+        """Start anew with round 0; all ranks call it, and none returns before all have.
+
+        They meet before, so that no signal of theirs comes after this rank's were lowered.
+        """
         self._heap.barrier()
         self._clear()
         self._heap.barrier()
@@ -185,7 +188,6 @@ class Rounds:
         self._status.zero_()
         self._seen.zero_()
         self._number, self._captured, self._pending, self._operation = 0, 0, False, ""
-        self._heap.barrier()
 
     def _address_tables(self) -> Tensor:
         """Return a row of addresses for each area and buffer, each row aligned."""
