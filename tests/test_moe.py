@@ -84,7 +84,7 @@ def check_processes(reports: list[dict]) -> None:
 
 
 def test_processes_exchange_tokens_without_a_barrier(tmp_path):
-    check_processes(reports_of_processes(2, 3, tmp_path))
+    check_processes(reports_of_processes(2, 2, tmp_path))
 
 
 @pytest.mark.slow

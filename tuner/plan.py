@@ -19,6 +19,10 @@ _LEAST_WEIGHT = 0.01
 """Part of the budget that even a cheap workload gets."""
 
 
+RANKS = "RANKS"
+"""The dim of kernels that exchange between ranks, of which each has a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the user asked for.
@@ -30,6 +34,7 @@ class Request:
         captured: Files of captured workloads.
         goal: How the budget is shared: ``"equal"``, or ``"weighted"`` by what a captured program
             spends on each workload.
+        ranks: Number of devices that run a kernel together.
     """
 
     kernels: tuple[str, ...] = ()
@@ -37,6 +42,7 @@ class Request:
     sets: tuple[str, ...] = ()
     captured: tuple[Path, ...] = ()
     goal: str = "equal"
+    ranks: int = 1
 
 
 def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[KernelSpec]:
@@ -82,7 +88,8 @@ def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject
     subjects = []
     for spec in specs:
         for workload in dict.fromkeys(_workloads(spec, device.kind, request)):
-            subjects.append(subject_of(catalog, device, spec, workload))
+            if _fits_ranks(workload, request):
+                subjects.append(subject_of(catalog, device, spec, workload))
     if not subjects:
         sets = request.sets or (device_class(device.kind).starter,)
         raise UsageError(f"no workload of {', '.join(sets)} is for {device.kind!r}")
@@ -167,6 +174,17 @@ def _dtypes(spec: KernelSpec, kind: str) -> set[str]:
         if _runs_on(kind, template)
         for dtype in template.dtypes
     }
+
+
+def _fits_ranks(workload: Workload, request: Request) -> bool:
+    """Return whether a workload is for as many ranks as there are; raise if it was asked for."""
+    ranks = dict(workload.dims).get(RANKS, 1)
+    if ranks != request.ranks and request.kernels:
+        raise UsageError(
+            f"{workload.kernel}: workload {str(workload)!r} is for {ranks} "
+            f"{'ranks' if ranks > 1 else 'rank'}: write --ranks {ranks} or another workload"
+        )
+    return bool(ranks == request.ranks)
 
 
 def _runs_on(kind: str, template: TemplateSpec) -> bool:

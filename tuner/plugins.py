@@ -30,7 +30,8 @@ class Problem(Protocol):
 
     The module imports torch and the standard library alone, since every frozen package carries a
     copy of it. `inputs(dims, flags, dtype, generator)` is optional: without it every input is
-    drawn from the standard normal distribution.
+    drawn from the standard normal distribution. So is `share(open_buffer, rank, inputs, options)`,
+    which returns the call that plays one rank's part of a kernel that exchanges between ranks.
     """
 
     RIVAL: str

@@ -36,12 +36,14 @@ class ChildSpec:
         cache: Folder for what compilers write.
         compiler: The user's C++ compiler, if any.
         environment: The child's whole environment.
+        ranks: Number of devices, from `device` on, that measure together.
     """
 
     device: str
     cache: Path
     compiler: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    ranks: int = 1
 
 
 class ChildLost(Exception):
@@ -80,7 +82,7 @@ class Child:
             [
                 *(sys.executable, "-m", "tuner.serve", role, spec.device),
                 *(str(request_read), str(reply_write), str(os.getpid())),
-                *(str(spec.cache), spec.compiler or ""),
+                *(str(spec.cache), spec.compiler or "", str(spec.ranks)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -60,6 +60,7 @@ class RunOptions:
     fresh: bool
     folders: tuple[Path, ...]
     as_json: bool
+    ranks: int = 1
 
 
 def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
@@ -72,12 +73,14 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     name = resolve_device(options.device, environment)
     kind = _timed_class(name)
     limits, jobs = Limits(options.timeout, options.timeout), options.jobs
-    with workers_for(name, options.store, environment, jobs=jobs, limits=limits) as workers:
+    with workers_for(
+        name, options.store, environment, jobs=jobs, limits=limits, ranks=options.ranks
+    ) as workers:
         device = workers.info()
         card = card_of(workers, cards_folder(options.store, environment))
         planned = [within(card, subject) for subject in plan(catalog, device, _request(options))]
         subjects = list(_seeded(console, planned, seeds))
-        store = Store(options.store, device.arch)
+        store = Store(options.store, store_name(device, options.ranks))
         if options.fresh:
             store.forget()
         store.begin(device)
@@ -110,7 +113,7 @@ def _request(options: RunOptions) -> Request:
     files = [name for name in options.sets if name.endswith((".yaml", ".yml"))]
     sets = tuple(name for name in options.sets if name not in files)
     captured = tuple(map(Path, files))
-    return Request(options.kernels, options.workloads, sets, captured, options.goal)
+    return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
 
 
 def _timed_class(name: str) -> type[Device]:
@@ -142,6 +145,11 @@ def _seeded(
         console.print(f"  left out {count} x {reason}", markup=False)
     if (more := len(left_out) - _MOST_REASONS) > 0:
         console.print(f"  and for {more} further reasons")
+
+
+def store_name(device: DeviceInfo, ranks: int) -> str:
+    """Return the name of the store for an architecture, or for several devices of it."""
+    return device.arch if ranks == 1 else f"{device.arch}_x{ranks}"
 
 
 def show_kernel(

@@ -51,6 +51,7 @@ def workers_for(
     *,
     jobs: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    ranks: int = 1,
 ) -> Iterator[Workers]:
     """Yield children for a device that `resolve_device` named; they end with the context.
 
@@ -60,20 +61,24 @@ def workers_for(
         environment: The children's environment.
         jobs: Number of children that compile; all cores if left out.
         limits: How long one candidate may take.
+        ranks: Number of devices that measure together.
     """
-    spec = child_spec(device, store, environment)
+    spec = child_spec(device, store, environment, ranks=ranks)
     sources = store.absolute() / "sources"
     with Workers(spec, jobs=jobs_or_cores(jobs), sources=sources, limits=limits) as workers:
         yield workers
 
 
-def child_spec(device: str, store: Path, environment: Mapping[str, str]) -> ChildSpec:
+def child_spec(
+    device: str, store: Path, environment: Mapping[str, str], *, ranks: int = 1
+) -> ChildSpec:
     """Return how children for a device are started, the store's folders made.
 
     Args:
         device: Name of the device.
         store: Folder of the stores, which holds sources and compiled objects.
         environment: The children's environment.
+        ranks: Number of devices that measure together.
     """
     kind = device_class(split_device(device)[0])
     root = store.absolute()
@@ -83,9 +88,14 @@ def child_spec(device: str, store: Path, environment: Mapping[str, str]) -> Chil
         **environment,
         **dict(kind.environment),
         "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
     return ChildSpec(
-        device, root / "cache", environment.get("CXX"), environment=tuple(variables.items())
+        device,
+        root / "cache",
+        environment.get("CXX"),
+        environment=tuple(variables.items()),
+        ranks=ranks,
     )
 
 

@@ -70,6 +70,13 @@ def tune() -> None:
     type=click.Path(path_type=Path),
     help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
 )
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Devices that exchange: the slowest one's time counts.",
+)
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,6 +130,45 @@ def rival(  # noqa: PLR0913 - one for each argument of the kernel
     weights = topk_weights.masked_fill(topk_idx < 0, 0.0).flatten(0, 1).to(x.dtype)
     table = x.flatten(0, 2)
     return lambda: embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
+
+
+def share(
+    open_buffer: Callable[..., Any],
+    rank: int,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+) -> Callable[[], dict[str, Tensor]]:
+    """Return the call that plays one rank's part, and returns its share of the outputs.
+
+    Args:
+        open_buffer: Returns a `LowLatencyBuffer` for max_tokens, hidden, experts and topk.
+        rank: The rank.
+        inputs: All ranks' inputs, as `inputs` makes them.
+        options: Value of every flag.
+    """
+    experts, ranks, tokens, hidden = inputs["x"].shape
+    local, zero_copy = experts // ranks, bool(options["zero_copy"])
+    mine = slice(rank * local, (rank + 1) * local)
+    x = inputs["x"][mine].flatten(1, 2)
+    choices, weights, slots = (
+        inputs[name][rank].contiguous() for name in ("topk_idx", "topk_weights", "slots")
+    )
+    buffer = open_buffer(tokens, hidden, experts, topk=choices.shape[1])
+    handle = buffer.handle(slots, inputs["source"][mine].flatten(1), inputs["ranges"][mine])
+    written: set[int] = set()
+
+    def rows() -> Tensor:
+        view: Tensor = buffer.get_next_combine_buffer(handle)
+        if view.data_ptr() not in written:  # experts would have written it
+            written.add(view.data_ptr())
+            view.copy_(x)
+        return view
+
+    def play() -> dict[str, Tensor]:
+        sent = rows() if zero_copy else x
+        return {"y": buffer.combine(sent, choices, weights, handle, zero_copy=zero_copy).out}
+
+    return play
 
 
 def tolerance(

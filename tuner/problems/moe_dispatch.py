@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,34 @@ def rival(x: Tensor, topk_idx: Tensor, stats: Tensor, fp8: bool) -> Callable[[],
     rows = (rank * x.shape[1] + token)[order]
     tokens = x.flatten(0, 1)
     return lambda: torch.index_select(tokens, 0, rows)
+
+
+def share(
+    open_buffer: Callable[..., Any],
+    rank: int,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+) -> Callable[[], dict[str, Tensor]]:
+    """Return the call that plays one rank's part, and returns its share of the outputs.
+
+    Args:
+        open_buffer: Returns a `LowLatencyBuffer` for max_tokens, hidden, experts and topk.
+        rank: The rank.
+        inputs: All ranks' inputs, as `inputs` makes them.
+        options: Value of every flag.
+    """
+    x, choices = inputs["x"][rank].flatten(1), inputs["topk_idx"][rank].contiguous()
+    experts, fp8 = inputs["stats"].shape[0], bool(options["fp8"])
+    buffer = open_buffer(*x.shape, experts, topk=choices.shape[1])
+
+    def play() -> dict[str, Tensor]:
+        got = buffer.dispatch(x, choices, fp8=fp8)
+        handle = got.handle
+        outputs = {"counts": got.recv_count, "rows_fp8" if fp8 else "rows": got.recv_x}
+        outputs |= {"source": handle.source, "ranges": handle.layout_range}
+        return outputs | ({"scales": got.scales} if fp8 else {})
+
+    return play
 
 
 def tolerance(

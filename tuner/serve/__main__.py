@@ -22,15 +22,19 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: Role, device, file descriptors of requests and replies, the parent's process
-            id, the cache folder and the compiler.
+            id, the cache folder, the compiler and the number of ranks.
     """
-    role, name, requests, replies, parent, cache, compiler = arguments
+    role, name, requests, replies, parent, cache, compiler, ranks = arguments
     die_with_parent(role, int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kind, index = split_device(name)
     device = device_class(kind)(index)
     if role == "measure":
         device.confine()
+        if int(ranks) > 1:
+            from tuner.serve.ranks.team import TeamDevice  # loads torch
+
+            device = TeamDevice(device, int(ranks))
     else:
         os.nice(_COMPILE_NICENESS)  # a measurement must never wait for a compiler
     out = os.fdopen(int(replies), "w", buffering=1)

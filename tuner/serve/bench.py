@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tuner import codec
-from tuner.plugins import Device
+from tuner.plugins import Builder, BuildTask, Device
 from tuner.records import UsageError, Workload
 from tuner.runtime.check import Case, element_type, load_problem, make_inputs
 from tuner.runtime.dispatch import Dispatch
@@ -67,7 +67,20 @@ class Bench:
         flags, scalars = dict(workload.flags), signature.default_scalars(self._extents)
         self._options = {**flags, **scalars}
         self._ceilings = Ceilings(None, None)
-        self.verifier = Verifier(signature, self.problem, workload, device.torch_device)
+        self.verifier = self.make_verifier()
+
+    def make_verifier(self) -> Any:
+        """Return what checks variants; a bench of its own kind may have another."""
+        device = self._device.torch_device
+        return Verifier(self._signature, self.problem, self._workload, device)
+
+    def load(self, builder: Builder, task: BuildTask) -> Variant:
+        """Return the variant of a source that is to be checked and timed.
+
+        Raises:
+            RejectedBuild: The compiler refuses it.
+        """
+        return builder.load(task)
 
     def measure(
         self, variant: Variant, *, give_up_ms: float | None, ceilings: Mapping[str, Any] | None

@@ -204,7 +204,7 @@ class Server:
     ) -> BlamedVariant:
         self._announce("compile")
         builder = builder_for(item["language"])
-        variant = builder.load(self._task(message, item))
+        variant = bench.load(builder, self._task(message, item))
         if message.get("verify", True):
             checked = BlamedVariant(variant, self._device, waits=True)
             self._announce("verify")
@@ -217,13 +217,13 @@ class Server:
 
     def _bench_for(self, message: Message) -> Any:
         # Imported here because a compile child needs no torch.
-        from tuner.serve.bench import Bench
+        from tuner.serve.ranks.bench import bench_kind
 
         key = json.dumps([message["problem"], message["workload"]], sort_keys=True)
         if self._bench_key != key:
             self._announce("prepare")
             self._bench = None  # frees the buffers of the workload before
-            self._bench = Bench(
+            self._bench = bench_kind(self._device)(
                 Signature.from_json(message["signature"]),
                 Path(message["problem"]),
                 workload=codec.from_json(Workload, message["workload"]),

@@ -58,6 +58,7 @@ class LowLatencyBuffer:
         self._rounds = Rounds(
             heap, self._layouts.size, double=self.kernels.is_double, timeout_s=timeout_s
         )
+        self._views = tuple(self._rounds.addresses(begin) for begin in self._layouts.views)
         self._nothing = torch.zeros(self.shape.local, dtype=torch.int32, device=self.device)
 
     @staticmethod
@@ -119,7 +120,7 @@ class LowLatencyBuffer:
             others = (source, ranges, stats, totals, counts)
             kernel.receive(place, bytes_or_rows, scales, *others, **constants)
 
-        handle = Handle(self, shape.topk, tokens, slots, source, ranges)
+        handle = self.handle(slots, source, ranges)
         finish = self._rounds.end(receive, hook=hook)
         return Dispatched(rows, scales if fp8 else None, counts, handle, finish)
 
@@ -135,6 +136,10 @@ class LowLatencyBuffer:
         """
         self._check_handle(handle)
         return self._view(self._rounds.next_buffer())
+
+    def handle(self, slots: Tensor, source: Tensor, layout_range: Tensor) -> Handle:
+        """Return the handle of a dispatch from its parts, such as those that were kept of one."""
+        return Handle(self, self.shape.topk, slots.shape[0], slots, source, layout_range)
 
     def combine(  # noqa: PLR0913 - the first six are DeepEP's
         self,
@@ -176,8 +181,8 @@ class LowLatencyBuffer:
                 "combine: with zero_copy, x must be the view that get_next_combine_buffer returns "
                 "after the last round; a view of an earlier round lies in the other buffer"
             )
+        views = self._views[zero_copy][self._rounds.index]
         place = self._rounds.begin("combine")
-        views = place.buffers + self._layouts.views[zero_copy]
         constants = self._layouts.combine[zero_copy]
         rows = None if zero_copy and kernel.COPY == "pull" else x
         kernel.send(place, rows, handle.source, handle.layout_range, views, **constants)

@@ -14,7 +14,7 @@ from .heap import Heap
 SIGNAL_BYTES = 4096
 """Of a rank's signals of a round: one word per rank, at addresses that depend on nothing."""
 
-POLLS_PER_SECOND = {"cuda": 1_000_000, "cpu": 20_000}
+POLLS_PER_SECOND = {"cuda": 1_000_000, "cpu": 5_000}
 """About how often a program looks at a signal: on a GPU, and in Triton's interpreter."""
 
 _SIGNALS, _ACKNOWLEDGEMENTS, _AREAS = 0, 2, 3
@@ -79,7 +79,7 @@ class Rounds:
         self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=True) if on_gpu else self._status
         self._tables = self._address_tables()
         self._number, self._captured, self._pending, self._operation = 0, 0, False, ""
-        self._clear()
+        self.reset()
 
     @staticmethod
     def bytes_for(size: int, *, double: bool) -> int:
@@ -90,6 +90,10 @@ class Rounds:
     def index(self) -> int:
         """Index of the next round's buffer."""
         return self._number % self._buffers
+
+    def addresses(self, begin: int) -> Tensor:
+        """Return [buffers, ranks] int64, addresses of what begins some bytes into each buffer."""
+        return self._tables[_AREAS:] + begin
 
     def begin(self, operation: str) -> Place:
         """Enter a round and return the rank's place in it.
@@ -168,7 +172,10 @@ class Rounds:
         self._raise_if_late()
 
     def reset(self) -> None:
-        """Start anew with round 0; all ranks call it, and none returns before all have."""
+        """Start anew with round 0; all ranks call it, and none returns before all have.
+
+        They meet before, so that no signal of theirs comes after this rank's were lowered.
+        """
         self._heap.barrier()
         self._clear()
         self._heap.barrier()
@@ -181,7 +188,6 @@ class Rounds:
         self._status.zero_()
         self._seen.zero_()
         self._number, self._captured, self._pending, self._operation = 0, 0, False, ""
-        self._heap.barrier()
 
     def _address_tables(self) -> Tensor:
         """Return a row of addresses for each area and buffer, each row aligned."""

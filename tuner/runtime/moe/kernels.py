@@ -72,11 +72,13 @@ class Kernels:
         dispatch: By whether rows travel as fp8.
         combine: By whether the rows are in the view already.
         digest: What all ranks must have in common.
+        buffering: How all of them use the buffers: ``"double"`` or ``"acknowledged"``.
     """
 
     dispatch: tuple[Any, Any]
     combine: tuple[Any, Any]
     digest: str
+    buffering: str
 
     @classmethod
     def load(cls, dispatch: tuple[Path, Path], combine: tuple[Path, Path]) -> Kernels:
@@ -97,12 +99,13 @@ class Kernels:
             (modules[dispatch[0]], modules[dispatch[1]]),
             (modules[combine[0]], modules[combine[1]]),
             digest,
+            modules[paths[0]].BUFFERING,
         )
 
     @property
     def is_double(self) -> bool:
         """Whether rounds use two buffers by turns."""
-        return bool(self.dispatch[0].BUFFERING == "double")
+        return self.buffering == "double"
 
 
 def default_kernels() -> Kernels:
