@@ -174,14 +174,30 @@ def explain(number: int | None, kernel: str | None, store: Path) -> None:
 @output_option
 @store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
+@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
+@click.option(
+    "--max-slowdown",
+    type=click.FloatRange(1.0),
+    help="Share variants where a workload takes at most this many times its winner's time.",
+)
 @kernels_option
-def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> None:
+def freeze(
+    output: Path,
+    store: Path,
+    check: bool,
+    max_variants: int | None,
+    max_slowdown: float | None,
+    folders: Sequence[Path],
+) -> None:
     """Write the package from the store's winners, or check the one that is there."""
     from tuner.cli.packaging import check_package, freeze_store
+    from tuner.cover import Limits
 
     if check:
         sys.exit(check_package(Catalog(folders), output))
-    freeze_store(Catalog(folders), store, output)
+    asked = max_variants is not None or max_slowdown is not None
+    limits = Limits(max_variants, max_slowdown) if asked else None
+    freeze_store(Catalog(folders), store, output, limits)
 
 
 @tune.command()
