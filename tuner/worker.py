@@ -62,6 +62,11 @@ class Workers:
         self._measuring: Child | None = None
         self._prepared: Task | None = None
 
+    @property
+    def jobs(self) -> int:
+        """Number of children that compile."""
+        return self._jobs
+
     def info(self) -> DeviceInfo:
         """Return what the measuring child knows of the device.
 

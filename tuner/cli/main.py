@@ -76,8 +76,12 @@ def tune() -> None:
 @kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print the winners as JSON.")
 def run(**options: Any) -> None:
-    """Tune kernels and freeze the winners into a package."""
-    from tuner.cli.commands import RunOptions, tune_kernels
+    """Tune kernels and freeze the winners into a package.
+
+    Several cards of one kind work at a time: --device cuda:0,cuda:1 or cuda:all.
+    """
+    from tuner.cli.commands import tune_kernels
+    from tuner.cli.crew import RunOptions
 
     sys.exit(tune_kernels(RunOptions(**options), _environment()))
 
