@@ -6,6 +6,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from conftest import KERNELS
 
 from tuner.budget import Budget, Countdown
 from tuner.catalog import Catalog
+from tuner.child import ChildSpec
 from tuner.cli.devices import resolve_cards, workers_for
 from tuner.fleet import run_on
 from tuner.plan import Request, plan
-from tuner.records import ChildError, Failure, Trial, UsageError, Winner
+from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
 from tuner.session import Session, Subject
 from tuner.store import Store
+from tuner.worker import Workers
 
 SIZES = ("N=1000", "N=2000", "N=3000", "N=4000")
 
@@ -153,3 +156,14 @@ def test_cards_that_cannot_work_together_are_refused(name, message):
 def test_cards_are_named_one_by_one():
     assert resolve_cards("cuda:0,cuda:1", {}) == ["cuda:0", "cuda:1"]
     assert resolve_cards("cpu", {}) == ["cpu"]
+
+
+def test_cards_may_render_the_same_source_at_the_same_time(tmp_path):
+    workers = Workers(ChildSpec("cpu", tmp_path), jobs=1, sources=tmp_path)
+    for number in range(20):
+        source = Source("k", "cpp", f"// {number}\n" * 10_000)
+        with ThreadPoolExecutor(8) as pool:
+            paths = list(pool.map(lambda _, item=source: workers.path_of(item), range(8)))
+        assert {path.read_text() for path in paths} == {source.text}
+    assert len(list(tmp_path.iterdir())) == 20
+    workers.close()

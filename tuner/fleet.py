@@ -63,6 +63,7 @@ def run_on(
         try:
             while not session.stop.is_set() and (taken := queue.take()) is not None:
                 place, part = taken
+                session.store.refresh()  # what won on the other cards is tried early here
                 results[place], _ = tune(session, subjects[place], part, observer)
         finally:
             session.workers.restart()  # a child dies with the thread that started it

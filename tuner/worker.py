@@ -84,7 +84,7 @@ class Workers:
         """Return the file of a source, written if it is not there."""
         path = self._sources / f"{source.sha256}.{'cpp' if source.language == 'cpp' else 'py'}"
         if not path.exists():
-            scratch = path.with_suffix(f".{os.getpid()}.part")
+            scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
             scratch.write_text(source.text)
             scratch.replace(path)
         return path
