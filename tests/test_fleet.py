@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import KERNELS
 
 from tuner.budget import Budget, Countdown
@@ -151,6 +152,16 @@ def test_a_countdown_that_is_stopped_is_spent():
 def test_cards_that_cannot_work_together_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
         resolve_cards(name, {})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0,cuda:1", "cuda:all"])
+def test_a_card_that_is_not_here_is_said_in_a_line(tune, tmp_path, device):
+    if torch.cuda.is_available():
+        pytest.skip("a card is here")
+    done = tune("softmax", "--device", device)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tune: --device cuda")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_cards_are_named_one_by_one():

@@ -95,6 +95,7 @@ class Server:
             self._announce("prepare")
             import tuner.bench  # noqa: F401 - loads torch
 
+            self._device.info()  # says in a line if it is not here
             _ = self._clock
         return {}
 
