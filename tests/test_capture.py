@@ -115,7 +115,7 @@ def test_the_command_runs_a_program_and_writes_what_it_spent(tune, tmp_path):
     assert list(tmp_path.glob(".*")) == []
     tuned = tune(
         *("softmax", "--workloads", "seen.yaml", "--goal", "weighted", "--device", "cpu"),
-        *("--budget", "1trials", "--jobs", "1", "--json"),
+        *("--budget", "3s", "--jobs", "1", "--json"),
     )
     assert tuned.returncode == 0, tuned.stdout + tuned.stderr
     (winner,) = json.loads(tuned.stdout)
@@ -204,3 +204,12 @@ def test_importing_the_tuner_loads_no_torch():
     code = "import tuner, sys; assert 'torch' not in sys.modules; print(tuner.capture.__name__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"capture\n"
+
+
+def test_what_would_be_compiled_runs_and_is_recorded_operation_by_operation():
+    compiled = torch.compile(lambda a, b: torch.softmax(a @ b, -1))
+    x = torch.randn(16, 16)
+    assert recorded(lambda: compiled(x, x)) == {
+        "matmul M=16,K=16,N=16,dtype=float32": 1,
+        "softmax M=16,N=16,dtype=float32": 1,
+    }

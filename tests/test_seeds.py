@@ -167,7 +167,7 @@ def test_a_file_of_no_known_format_is_refused_by_its_name(tmp_path, content):
 
 def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path):
     done = tune(
-        *("scale", "--kernels", str(KERNELS), "--device", "cpu", "--budget", "3trials"),
+        *("scale", "--kernels", str(KERNELS), "--device", "cpu", "--budget", "5s"),
         *("--seed-from", str(DATA / "kernel_tuner_t4.json"), "--jobs", "1"),
     )
     assert done.returncode == 0, done.stdout + done.stderr

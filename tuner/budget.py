@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from dataclasses import dataclass
 
@@ -53,10 +54,12 @@ class Countdown:
 
     Args:
         budget: What may be spent.
+        stop: Set when nothing may be spent any more.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, stop: threading.Event | None = None) -> None:
         self._budget = budget
+        self._stop = stop or threading.Event()
         self._started = time.monotonic()
         self._trials = 0
 
@@ -71,7 +74,9 @@ class Countdown:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that are left; None for a budget in trials."""
+        """Seconds that are left; None for a budget in trials that was not stopped."""
+        if self._stop.is_set():
+            return 0.0
         if self._budget.seconds is None:
             return None
         return max(self._budget.seconds - self.seconds, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,7 +143,7 @@ Outcome = Measurement | Rejection
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One evaluated candidate of a workload; it ended `ended_s` seconds after 1970, if known."""
+    """One evaluated candidate of a workload: on what card, ended how many seconds after 1970."""
 
     number: int
     workload: Workload
@@ -151,6 +152,7 @@ class Trial:
     outcome: Outcome
     seconds: float
     ended_s: float | None = None
+    card: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +253,6 @@ def parse_value(text: str) -> Value:
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text

@@ -73,16 +73,27 @@ def run(
         ahead = subjects if budget.trials else subjects[number:]
         part = subject.weight / sum(item.weight for item in ahead)
         left = Budget(total.seconds_left, budget.trials).share(part)
-        try:
-            tuning = _Tuning(session, subject, left, observer)
-            result = tuning.run()
-        except DefaultRejected as error:
-            result, tuning = Failure(subject.task.workload, str(error)), None
-        observer.end(result)
+        result, interrupted = tune(session, subject, left, observer)
         results.append(result)
-        if tuning is not None and tuning.interrupted:
+        if interrupted:
             break
     return results
+
+
+def tune(
+    session: Session, subject: Subject, budget: Budget, observer: Observer
+) -> tuple[Winner | Failure, bool]:
+    """Search one workload and race its best; return how it ended and whether by an interrupt."""
+    interrupted = False
+    result: Winner | Failure
+    try:
+        tuning = _Tuning(session, subject, budget, observer)
+        result = tuning.run()
+        interrupted = tuning.interrupted
+    except DefaultRejected as error:
+        result = Failure(subject.task.workload, str(error))
+    observer.end(result)
+    return result, interrupted
 
 
 class _Tuning:
@@ -100,7 +111,7 @@ class _Tuning:
         search = budget
         if budget.seconds is not None:
             search = Budget(seconds=max(budget.seconds - self._final_s, 0.0))
-        self._countdown = Countdown(search)
+        self._countdown = Countdown(search, session.stop)
         self.interrupted = False
 
     def run(self) -> Winner | Failure:
@@ -110,6 +121,8 @@ class _Tuning:
         except KeyboardInterrupt:
             self.interrupted = True
             self._session.workers.restart()
+            self._final_s = _FINAL_LEAST_S
+        if self._session.stop.is_set():
             self._final_s = _FINAL_LEAST_S
         finalists = self._finalists()
         if not finalists:

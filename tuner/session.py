@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 from tuner.children.task import Compiled, Task
 from tuner.children.worker import Workers
@@ -25,6 +26,7 @@ class Session:
         renderer: Renders the candidates.
         jobs: Number of candidates that compile at the same time.
         seed: Seed of everything random.
+        stop: Set when the run is to end: searches end, finals still run.
     """
 
     device: DeviceInfo
@@ -34,6 +36,7 @@ class Session:
     renderer: Renderer
     jobs: int
     seed: int
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,11 @@ class Store:
     Args:
         root: Folder of all stores.
         arch: Architecture that the trials belong to.
+        card: Name of what measures the trials that are added, such as ``"cuda:1"``.
     """
 
-    def __init__(self, root: Path, arch: str) -> None:
+    def __init__(self, root: Path, arch: str, card: str | None = None) -> None:
+        self._card = card
         self.folder = root / arch
         self.sources = root / "sources"
         self.cache = root / "cache"
@@ -107,7 +109,8 @@ class Store:
 
         def entry() -> dict[str, Any]:
             number, ended_s = len(self._trials), round(time.time(), 3)
-            trial = Trial(number, workload, candidate, source_sha256, outcome, seconds, ended_s)
+            what = (number, workload, candidate, source_sha256, outcome)
+            trial = Trial(*what, seconds, ended_s, self._card)
             return {"trial": codec.to_json(trial)}
 
         self._append(entry)

@@ -16,11 +16,16 @@
   const draw = async (chart) => {
     if (chart.dataset.state) return;
     chart.dataset.state = "drawing";
-    library ??= unpack();
-    await library;
     const spec = JSON.parse(chart.closest("figure").querySelector("script").textContent);
-    await window.vegaEmbed(chart, spec, { config, renderer: "svg", actions: false });
-    chart.dataset.state = "drawn";
+    try {
+      library ??= unpack();
+      await library;
+      await window.vegaEmbed(chart, spec, { config, renderer: "svg", actions: false });
+      chart.dataset.state = "drawn";
+    } catch (error) {
+      chart.dataset.state = "failed";
+      chart.textContent = `This browser cannot draw the chart (${error.message}); its table can be read.`;
+    }
   };
 
   const charts = [...document.querySelectorAll(".chart")];

@@ -62,6 +62,11 @@ class Workers:
         self._measuring: Child | None = None
         self._prepared: Task | None = None
 
+    @property
+    def jobs(self) -> int:
+        """Number of children that compile."""
+        return self._jobs
+
     def info(self) -> DeviceInfo:
         """Return what the measuring child knows of the device.
 
@@ -79,7 +84,7 @@ class Workers:
         """Return the file of a source, written if it is not there."""
         path = self._sources / f"{source.sha256}.{'cpp' if source.language == 'cpp' else 'py'}"
         if not path.exists():
-            scratch = path.with_suffix(f".{os.getpid()}.part")
+            scratch = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
             scratch.write_text(source.text)
             scratch.replace(path)
         return path

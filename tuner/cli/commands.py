@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +15,28 @@ from rich.console import Console
 
 from tuner import codec
 from tuner.budget import Budget
-from tuner.catalog import Catalog, device_class, split_device
-from tuner.children.task import Limits
+from tuner.catalog import Catalog
 from tuner.children.worker import Lethal, Workers
+from tuner.cli.crew import RunOptions, crews_of, run_sessions, same_device, session_of, store_name
 from tuner.cli.devices import (
     device_info,
-    jobs_or_cores,
     present_devices,
+    resolve_cards,
     resolve_device,
-    workers_for,
 )
-from tuner.cli.display import Progress, kernel_tables, make_console, results_table
+from tuner.cli.display import Progress, kernel_tables, make_console, outcomes_of, results_table
 from tuner.cli.packaging import freeze_winners
 from tuner.cli.probe import cards_folder
 from tuner.evidence.card import DeviceCard, card_of
 from tuner.plan import Request, plan
-from tuner.plugins import Device
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
-from tuner.run import run
 from tuner.seeds import Seed, fit, read_seeds
-from tuner.session import Session, Subject
+from tuner.session import Subject
 from tuner.space.kernel import load_space
 from tuner.store import Store
 
 _MOST_REASONS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `tune run`, as the command line gives them."""
-
-    kernels: tuple[str, ...]
-    device: str
-    workloads: tuple[str, ...]
-    sets: tuple[str, ...]
-    goal: str
-    budget: str
-    seed: int
-    jobs: int | None
-    timeout: float
-    seed_from: tuple[Path, ...]
-    output: Path
-    store: Path
-    fresh: bool
-    folders: tuple[Path, ...]
-    as_json: bool
-    ranks: int = 1
 
 
 def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
@@ -68,40 +44,33 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
-    progress = Progress(console)
     seeds = [seed for path in options.seed_from for seed in read_seeds(path)]
-    name = resolve_device(options.device, environment)
-    kind = _timed_class(name)
-    limits, jobs = Limits(options.timeout, options.timeout), options.jobs
-    with workers_for(
-        name, options.store, environment, jobs=jobs, limits=limits, ranks=options.ranks
-    ) as workers:
-        device = workers.info()
-        card = card_of(workers, cards_folder(options.store, environment))
+    names = resolve_cards(options.device, environment)
+    progress = [Progress(console, name if len(names) > 1 else "") for name in names]
+    with ExitStack() as stack:
+        crews = [stack.enter_context(crew) for crew in crews_of(names, options, environment)]
+        device = same_device(names, crews)
+        card = card_of(crews[0], cards_folder(options.store, environment))
         planned = [within(card, subject) for subject in plan(catalog, device, _request(options))]
         subjects = list(_seeded(console, planned, seeds))
-        store = Store(options.store, store_name(device, options.ranks))
+        name = store_name(device, options.ranks)
         if options.fresh:
-            store.forget()
-        store.begin(device)
-        session = Session(
-            device,
-            kind.shares_host,
-            store=store,
-            workers=workers,
-            renderer=Renderer(catalog.template_folders),
-            jobs=jobs_or_cores(jobs),
-            seed=options.seed,
-        )
+            Store(options.store, name).forget()
+        renderer = Renderer(catalog.template_folders)
+        sessions = [
+            session_of(device, workers, name, options=options, renderer=renderer)
+            for name, workers in zip(names, crews, strict=True)
+        ]
+        sessions[0].store.begin(device)
         console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
-        workers.warm_up()
-        results = run(session, subjects, budget, progress)
-        freeze_winners(catalog, store.winners, options.output)
-        faults = list(_verify_frozen(workers, subjects, results))
+        ended = run_sessions(sessions, subjects, budget, progress)
+        freeze_winners(catalog, Store(options.store, name).winners, options.output)
+        faults = list(_verify_frozen(crews[0], ended))
+    results = [result for _, result in ended]
     if options.as_json:
         click.echo(json.dumps([_result_json(result) for result in results], indent=2))
-    console.print(results_table(results, progress.outcomes))
-    _print_next_steps(console, subjects, results, options)
+    console.print(results_table(results, outcomes_of(progress)))
+    _print_next_steps(console, ended, options)
     for fault in faults:
         console.print(fault, style="red", markup=False)
     sound = len(results) == len(subjects) and not faults and not _failures(results)
@@ -114,16 +83,6 @@ def _request(options: RunOptions) -> Request:
     sets = tuple(name for name in options.sets if name not in files)
     captured = tuple(map(Path, files))
     return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
-
-
-def _timed_class(name: str) -> type[Device]:
-    """Return the plug-in of a device whose times mean something."""
-    kind = device_class(split_device(name)[0])
-    if not kind.timed:
-        raise UsageError(
-            f"--device {name}: it verifies and never times; nothing can be tuned on it"
-        )
-    return kind
 
 
 def _seeded(
@@ -145,11 +104,6 @@ def _seeded(
         console.print(f"  left out {count} x {reason}", markup=False)
     if (more := len(left_out) - _MOST_REASONS) > 0:
         console.print(f"  and for {more} further reasons")
-
-
-def store_name(device: DeviceInfo, ranks: int) -> str:
-    """Return the name of the store for an architecture, or for several devices of it."""
-    return device.arch if ranks == 1 else f"{device.arch}_x{ranks}"
 
 
 def show_kernel(
@@ -216,11 +170,11 @@ def within(card: DeviceCard, subject: Subject) -> Subject:
 
 
 def _verify_frozen(
-    workers: Workers, subjects: Sequence[Subject], results: Sequence[Winner | Failure]
+    workers: Workers, ended: Sequence[tuple[Subject, Winner | Failure]]
 ) -> Iterator[str]:
     """Verify each winner once more, from its file and in a fresh process."""
     workers.restart()
-    for subject, result in zip(subjects, results, strict=False):
+    for subject, result in ended:
         if isinstance(result, Failure):
             continue
         path = workers.path_of(result.source)
@@ -233,13 +187,10 @@ def _verify_frozen(
 
 
 def _print_next_steps(
-    console: Console,
-    subjects: Sequence[Subject],
-    results: Sequence[Winner | Failure],
-    options: RunOptions,
+    console: Console, ended: Sequence[tuple[Subject, Winner | Failure]], options: RunOptions
 ) -> None:
-    names = {result.workload.kernel for result in results if isinstance(result, Winner)}
-    for section in (subject.spec.autograd for subject in subjects):
+    names = {result.workload.kernel for _, result in ended if isinstance(result, Winner)}
+    for section in (subject.spec.autograd for subject, _ in ended):
         if section is not None and section.backward in names:
             names.add(section.operation)
     if names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from tuner.catalog import device_class, device_kinds, split_device
 from tuner.children.child import ChildSpec
 from tuner.children.task import DEFAULT_LIMITS, Limits
 from tuner.children.worker import Workers
-from tuner.records import DeviceInfo, TunerError
+from tuner.records import DeviceInfo, TunerError, UsageError
 
 
 def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
@@ -41,6 +42,42 @@ def resolve_device(name: str, environment: Mapping[str, str]) -> str:
         if isinstance(present_devices(environment)[kind], DeviceInfo):
             return kind
     return "cpu"
+
+
+def resolve_cards(name: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the cards of ``auto``, ``cuda:0,cuda:1`` or ``cuda:all``, each by its name.
+
+    Raises:
+        UsageError: They are of several kinds, one is named twice, or the kind has no cards.
+    """
+    kind, _, index = name.partition(":")
+    if index == "all":
+        cards = list(_all_cards(kind, environment))
+        if not cards:
+            raise UsageError(f"--device {name}: there is none; `tune devices` lists what is here")
+        return cards
+    names = [resolve_device(part.strip(), environment) for part in name.split(",")]
+    kinds = {split_device(part)[0] for part in names}
+    if len(names) == 1:
+        return names
+    if len(kinds) > 1:
+        raise UsageError(f"--device {name}: must be of one kind: tune for one after the other")
+    if device_class(kind := kinds.pop()).shares_host:
+        raise UsageError(f"--device {name}: {kind} is one device, whatever its index")
+    if len({split_device(part) for part in names}) < len(names):
+        raise UsageError(f"--device {name}: names a card twice")
+    return names
+
+
+def _all_cards(kind: str, environment: Mapping[str, str]) -> Iterator[str]:
+    if device_class(kind).shares_host:
+        raise UsageError(f"--device {kind}:all: {kind} is one device, whatever its index")
+    for index in itertools.count():
+        try:
+            device_info(f"{kind}:{index}", environment)
+        except TunerError:
+            return
+        yield f"{kind}:{index}"
 
 
 @contextmanager

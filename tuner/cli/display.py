@@ -47,10 +47,12 @@ class Progress:
 
     Args:
         console: Where to print.
+        card: What it shows, where several are shown at a time: then its lines do not move.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, card: str = "") -> None:
         self._console = console
+        self._card = f"{card} " if card else ""
         self._status: Status | None = None
         self._study: Study | None = None
         self._countdown: Countdown | None = None
@@ -62,8 +64,9 @@ class Progress:
         self.outcomes[workload] = Counter(outcome_word(trial.outcome) for trial in study.trials)
         known = f", {len(study.trials)} trials are known" if study.trials else ""
         size = f"{len(study.feasible):,} candidates"
-        self._console.print(f"[bold]{workload.kernel}[/bold] {workload}: {size}{known}")
-        if self._console.is_terminal:
+        name = f"{self._card}[bold]{workload.kernel}[/bold] {workload}"
+        self._console.print(f"{name}: {size}{known}")
+        if self._console.is_terminal and not self._card:
             self._status = self._console.status("compiling the default")
             self._status.start()
 
@@ -74,7 +77,7 @@ class Progress:
         if self._status is not None:
             self._status.update(line)
         else:
-            self._console.print(f"  {line}")
+            self._console.print(f"  {self._card}{line}")
 
     def final(self, workload: Workload, contenders: int) -> None:
         """Announce the final."""
@@ -82,7 +85,7 @@ class Progress:
         if self._status is not None:
             self._status.update(line)
         else:
-            self._console.print(f"  {line}")
+            self._console.print(f"  {self._card}{line}")
 
     def end(self, result: Winner | Failure) -> None:
         """Show how a workload ended."""
@@ -90,10 +93,10 @@ class Progress:
             self._status.stop()
             self._status = None
         if isinstance(result, Failure):
-            self._console.print(f"  [red]no winner[/red]: {escape(result.reason)}")
+            self._console.print(f"  {self._card}[red]no winner[/red]: {escape(result.reason)}")
         else:
             gain = f"{spell_interval(result.gain)} of the default"
-            self._console.print(f"  winner: {result.candidate}, {gain}")
+            self._console.print(f"  {self._card}winner: {result.candidate}, {gain}")
 
     def _line(self, trial: Trial) -> str:
         assert self._study is not None
@@ -107,6 +110,11 @@ class Progress:
         if self._countdown is not None:
             parts.append(f"{self._countdown.left} left")
         return " | ".join(parts)
+
+
+def outcomes_of(cards: Sequence[Progress]) -> dict[Workload, Counter[str]]:
+    """Return how the trials of each workload ended, on whatever card."""
+    return {workload: counts for item in cards for workload, counts in item.outcomes.items()}
 
 
 def outcome_word(outcome: Outcome) -> str:

@@ -58,6 +58,8 @@ def _explain_one(trials: Sequence[Trial], number: int) -> None:
     click.echo(f"trial {number} of {found.workload.kernel} {found.workload}")
     click.echo(f"  {found.candidate}")
     click.echo(f"  source {found.source_sha256}")
+    if found.card is not None:
+        click.echo(f"  measured on {found.card}")
     if isinstance(found.outcome, Rejection):
         click.echo(f"  rejected at stage {found.outcome.stage}:\n{found.outcome.reason}")
         return

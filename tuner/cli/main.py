@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,8 +82,12 @@ def tune() -> None:
 @kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print the winners as JSON.")
 def run(**options: Any) -> None:
-    """Tune kernels and freeze the winners into a package."""
-    from tuner.cli.commands import RunOptions, tune_kernels
+    """Tune kernels and freeze the winners into a package.
+
+    Several cards of one kind work at a time: --device cuda:0,cuda:1 or cuda:all.
+    """
+    from tuner.cli.commands import tune_kernels
+    from tuner.cli.crew import RunOptions
 
     sys.exit(tune_kernels(RunOptions(**options), process_environment()))
 
@@ -176,14 +179,30 @@ def verify(**options: Any) -> None:
 @output_option
 @store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
+@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
+@click.option(
+    "--max-slowdown",
+    type=click.FloatRange(1.0),
+    help="Share variants where a workload takes at most this many times its winner's time.",
+)
 @kernels_option
-def freeze(output: Path, store: Path, check: bool, folders: Sequence[Path]) -> None:
+def freeze(
+    output: Path,
+    store: Path,
+    check: bool,
+    max_variants: int | None,
+    max_slowdown: float | None,
+    folders: Sequence[Path],
+) -> None:
     """Write the package from the store's winners, or check the one that is there."""
     from tuner.cli.packaging import check_package, freeze_store
+    from tuner.cover import Limits
 
     if check:
         sys.exit(check_package(Catalog(folders), output))
-    freeze_store(Catalog(folders), store, output)
+    asked = max_variants is not None or max_slowdown is not None
+    limits = Limits(max_variants, max_slowdown) if asked else None
+    freeze_store(Catalog(folders), store, output, limits)
 
 
 @tune.command()
@@ -195,32 +214,6 @@ def export(form: str, output: Path, store: Path) -> None:
     from tuner.cli.packaging import export_store
 
     export_store(form, store, output)
-
-
-@tune.command()
-@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--sampler", "samplers", multiple=True, default=("tuner",), show_default=True)
-@click.option(
-    "--evals",
-    default=100,
-    type=click.IntRange(1),
-    show_default=True,
-    help="Evaluations per replay.",
-)
-@click.option(
-    "--seeds", default=20, type=click.IntRange(1), show_default=True, help="Replays per table."
-)
-@click.option(
-    "--batch", default=1, type=click.IntRange(1), show_default=True, help="Candidates in flight."
-)
-@click.option("--json", "as_json", is_flag=True)
-def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **counts: int) -> None:
-    """Search recorded tables instead of a device, to compare samplers."""
-    from tuner.cli.commands import replay_tables
-
-    rows = replay_tables(tables, samplers, quiet=as_json, **counts)
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
 
 
 for command in (*measuring.COMMANDS, *results.COMMANDS):

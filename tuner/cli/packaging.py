@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from tuner.catalog import Catalog
+from tuner.cover import Limits, cover
 from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel
 from tuner.records import UsageError, Winner
 from tuner.render import Renderer
 from tuner.space.kernel import load_space
-from tuner.store import open_stores
+from tuner.store import Store, open_stores
 
 
 def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) -> list[Winner]:
@@ -39,12 +40,19 @@ def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) ->
     return current
 
 
-def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
-    """Write the package from the winners of every architecture in a store."""
+def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | None = None) -> None:
+    """Write the package from the winners of every architecture in a store.
+
+    Args:
+        catalog: Where the kernels are.
+        root: Folder of the stores.
+        output: The package.
+        limits: How few variants must serve how well; None freezes every winner.
+    """
     # Of merged stores, the one with the architecture's own name is the latest: its winners,
     # which come last, replace those of other devices or versions.
     stores = sorted(open_stores(root), key=lambda store: "@" not in store.folder.name)
-    winners = [winner for store in stores for winner in store.winners]
+    winners = [winner for store in stores for winner in _chosen(store, limits)]
     if not winners:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
     current = freeze_winners(catalog, winners, output)
@@ -54,6 +62,20 @@ def freeze_store(catalog: Catalog, root: Path, output: Path) -> None:
         click.echo(f"{replaced} of them replaced by those of a later device or version")
     if stale := len(winners) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
+
+
+def _chosen(store: Store, limits: Limits | None) -> Iterator[Winner]:
+    """Yield a store's winners, or the few variants that cover them."""
+    if limits is None:
+        yield from store.winners
+        return
+    for covered in cover(store.winners, store.trials, limits):
+        click.echo(
+            f"{covered.kernel} on {covered.arch}: {covered.after} of {covered.before} variants "
+            f"serve {len(covered.winners)} workloads, the worst in {covered.worst:.3f} x its "
+            "winner's time"
+        )
+        yield from covered.winners
 
 
 def check_package(catalog: Catalog, output: Path) -> int:

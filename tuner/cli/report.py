@@ -43,5 +43,8 @@ def write_report(
     if against is not None:
         other = Against(str(against), read_chapters(against, catalog, environment))
     page = page_of(str(source), chapters, catalog.template_folders[-1], other)
-    replace(output, page)
+    try:
+        replace(output, page)
+    except OSError as error:
+        raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from error
     click.echo(f"{output}: {len(chapters)} workloads, {len(page.encode()) / 1e6:.2f} MB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,4 +69,30 @@ def merge(stores: Sequence[Path], output: Path) -> None:
     merge_stores(stores, output)
 
 
-COMMANDS = (capture, merge, report, watch)
+@click.command()
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--sampler", "samplers", multiple=True, default=("tuner",), show_default=True)
+@click.option(
+    "--evals",
+    default=100,
+    type=click.IntRange(1),
+    show_default=True,
+    help="Evaluations per replay.",
+)
+@click.option(
+    "--seeds", default=20, type=click.IntRange(1), show_default=True, help="Replays per table."
+)
+@click.option(
+    "--batch", default=1, type=click.IntRange(1), show_default=True, help="Candidates in flight."
+)
+@click.option("--json", "as_json", is_flag=True)
+def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **counts: int) -> None:
+    """Search recorded tables instead of a device, to compare samplers."""
+    from tuner.cli.commands import replay_tables
+
+    rows = replay_tables(tables, samplers, quiet=as_json, **counts)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+
+
+COMMANDS = (capture, merge, replay, report, watch)

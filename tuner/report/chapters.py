@@ -12,6 +12,7 @@ from tuner.cost import Cost, costs_of
 from tuner.package.freeze import RUNTIME
 from tuner.package.reading import package_winners
 from tuner.records import Measurement, Rejection, Trial, UsageError, Winner, Workload
+from tuner.report.insight import Step, importances, progress
 from tuner.store import open_stores
 
 
@@ -41,7 +42,12 @@ class Chapter:
     @property
     def title(self) -> str:
         """Kernel and workload as words that a narrow place can break between."""
-        return self.name.replace(",", " ")
+        return f"{self.workload.kernel} {self.short}"
+
+    @property
+    def short(self) -> str:
+        """The workload in such words."""
+        return str(self.workload).replace("dtype=", "").replace(",", " ")
 
     @cached_property
     def timed(self) -> tuple[tuple[Trial, Measurement], ...]:
@@ -55,6 +61,16 @@ class Chapter:
         """The rejected trials in their order."""
         found = [(item, item.outcome) for item in self.trials]
         return tuple((item, out) for item, out in found if isinstance(out, Rejection))
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The state of the search after each trial."""
+        return tuple(progress(self.trials))
+
+    @cached_property
+    def importances(self) -> dict[str, float]:
+        """How much each parameter matters."""
+        return importances(self.trials)
 
     @property
     def best_ms(self) -> float | None:

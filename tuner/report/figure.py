@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tuner.records import Candidate, Interval, Measurement, Value, format_value
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Figure:
     table: Table
     spec: dict[str, Any] | None = field(default=None)
     least_width: int = 0
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most so many items, evenly taken, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def time_text(time_ms: float) -> str:

@@ -15,6 +15,7 @@ from tuner.report.figure import (
     candidate_cell,
     measured_text,
     ratio_cell,
+    thinned,
     time_cell,
     time_text,
     time_unit,
@@ -23,13 +24,12 @@ from tuner.report.figures_space import candidate_figures, roofline_figure
 from tuner.report.insight import (
     Region,
     Step,
-    importances,
-    progress,
     region_label,
     rejected_regions,
 )
 
 _MOST_REGIONS = 12
+_MOST_REGION_ROWS = 40
 _MOST_IMPORTANCES = 10
 
 
@@ -50,9 +50,9 @@ def chapter_figures(
     if chapter.cost is not None and ceilings is not None:
         yield roofline_figure(key, chapter, ceilings, most)
     if len(chapter.timed) > 1:
-        yield from _progress(key, chapter, other)
-    if shares := importances(chapter.trials):
-        yield _importances(key, shares)
+        yield from _progress(key, chapter, other, most)
+    if chapter.importances:
+        yield _importances(key, chapter.importances)
     if chapter.rejected:
         yield _rejections(key, rejected_regions(chapter.trials), chapter)
     if len(chapter.timed) > 1:
@@ -91,12 +91,11 @@ def _race(key: str, winner: Winner) -> Figure:
     return Figure(f"{key}-race", "The final", note, table, charts.race(rows, unit))
 
 
-def _progress(key: str, chapter: Chapter, other: Chapter | None) -> Iterator[Figure]:
-    steps = progress(chapter.trials)
+def _progress(key: str, chapter: Chapter, other: Chapter | None, most: int) -> Iterator[Figure]:
     unit, factor = time_unit([chapter.timed[0][1].median_ms])
-    rows = _progress_rows("here", steps, factor)
+    rows = _progress_rows("here", _shown(chapter.steps, 2 * most), factor)
     if other is not None and other.timed:
-        rows += _progress_rows("against", progress(other.trials), factor)
+        rows += _progress_rows("against", _shown(other.steps, 2 * most), factor)
     lines = []
     if chapter.winner is not None:
         for role, _, measured in contenders(chapter.winner)[1:]:
@@ -108,7 +107,18 @@ def _progress(key: str, chapter: Chapter, other: Chapter | None) -> Iterator[Fig
         ("elapsed", "Best so far, over time", "seconds of work"),
     ):
         spec = charts.best_so_far(rows, lines, unit=unit, x=x, title=axis)
-        yield Figure(f"{key}-{x}", title, note, _progress_table(steps), spec)
+        yield Figure(f"{key}-{x}", title, note, _progress_table(chapter.steps), spec)
+
+
+def _shown(steps: Sequence[Step], most: int) -> list[Step]:
+    """Return the steps that improved, and about so many of all."""
+    better = {
+        step.count
+        for before, step in zip((None, *steps), steps, strict=False)
+        if before is None or step.best_ms != before.best_ms
+    }
+    kept = better | {step.count for step in thinned(steps, most)}
+    return [step for step in steps if step.count in kept]
 
 
 def _progress_rows(source: str, steps: Sequence[Step], factor: float) -> list[charts.Row]:
@@ -183,7 +193,7 @@ def _rejections(key: str, regions: Sequence[Region], chapter: Chapter) -> Figure
             Cell(", ".join(f"{count} {stage}" for stage, count in region.stages)),
             Cell(region.reason[:200]),
         )
-        for region in regions
+        for region in regions[:_MOST_REGION_ROWS]
     ]
     headings = ("parameter", "value", "trials", "rejected", "stages", "most frequent reason")
     note = (

@@ -8,7 +8,7 @@ from tuner.records import Candidate, Measurement, Rejection, Trial
 from tuner.report import charts_space
 from tuner.report.ceilings import Ceilings, rate
 from tuner.report.chapters import Chapter, contenders
-from tuner.report.figure import Cell, Figure, Table, amount_text, time_cell, value_cell
+from tuner.report.figure import Cell, Figure, Table, amount_text, thinned, time_cell, value_cell
 
 
 def candidate_figures(key: str, chapter: Chapter, most: int) -> Iterator[Figure]:
@@ -78,9 +78,9 @@ def roofline_figure(key: str, chapter: Chapter, ceilings: Ceilings, most: int) -
         ceilings: Of the device.
         most: Rows of the table.
     """
-    cost = chapter.cost
-    assert cost is not None
-    found = [("candidate", f"trial {item.number}", out) for item, out in chapter.timed]
+    assert (cost := chapter.cost) is not None
+    timed = [("candidate", f"trial {item.number}", out) for item, out in chapter.timed]
+    found = thinned(timed, 2 * most)
     if chapter.winner is not None:
         raced = contenders(chapter.winner)
         found = [
@@ -104,7 +104,7 @@ def roofline_figure(key: str, chapter: Chapter, ceilings: Ceilings, most: int) -
             )
         )
     headings = ("what", "time", "rate", "bandwidth", "of the ceiling")
-    left_out = f"the first {most} of {len(cells)}" if len(cells) > most else ""
+    left_out = f"of {len(timed)} candidates, some" if len(timed) > most else ""
     rows.reverse()  # what raced is drawn on top
     spec = charts_space.roofline(rows, ceilings)
     table = Table(headings, cells[:most], left_out)

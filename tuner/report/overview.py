@@ -16,6 +16,7 @@ from tuner.report.figure import (
     amount_text,
     ratio_cell,
     ratio_text,
+    thinned,
     time_cell,
 )
 
@@ -27,8 +28,11 @@ def summary_table(keys: Mapping[str, Chapter]) -> Table:
         keys: The chapters by their ids on the page.
     """
     several = len({chapter.arch for chapter in keys.values()}) > 1
-    headings = ("workload", "winner", "against default", "against rival", "default", "rival")
-    headings = (*headings, *(("architecture",) if several else ()), "trials", "rejected")
+    headings: tuple[str, ...] = ("workload", "winner", "against default", "against rival")
+    headings += ("default", "rival")
+    searched = any(chapter.trials for chapter in keys.values())
+    headings += ("architecture",) if several else ()
+    headings += ("trials", "rejected") if searched else ()
     rows = []
     for key, chapter in keys.items():
         winner, best_ms = chapter.winner, chapter.best_ms
@@ -42,8 +46,11 @@ def summary_table(keys: Mapping[str, Chapter]) -> Table:
                 time_cell(winner.default_measurement.median_ms) if winner else Cell("–"),
                 time_cell(rival.median_ms) if rival else Cell("–"),
                 *((Cell(chapter.arch),) if several else ()),
-                Cell(str(len(chapter.trials)), len(chapter.trials)),
-                Cell(str(len(chapter.rejected)), len(chapter.rejected)),
+                *(
+                    Cell(str(count), count)
+                    for count in (len(chapter.trials), len(chapter.rejected))
+                    if searched
+                ),
             )
         )
     return Table(headings, rows)
@@ -77,9 +84,15 @@ def gains_figure(chapters: Sequence[Chapter], table: Table) -> Figure | None:
 
 
 def roofline_figures(
-    chapters: Sequence[Chapter], ceilings: Mapping[tuple[str, str], Ceilings | None]
+    chapters: Sequence[Chapter], ceilings: Mapping[tuple[str, str], Ceilings | None], most: int
 ) -> Iterator[Figure]:
-    """Yield a roofline of all workloads for each architecture and dtype of several."""
+    """Yield a roofline of all workloads for each architecture and dtype of several.
+
+    Args:
+        chapters: All.
+        ceilings: By architecture and dtype.
+        most: Candidates that are shown of a workload.
+    """
     for place, ((arch, dtype), roof) in enumerate(ceilings.items()):
         group = [
             chapter
@@ -88,15 +101,19 @@ def roofline_figures(
         ]
         if roof is not None and len(group) > 1:
             title = "The roofline" if len(ceilings) == 1 else f"The roofline: {arch}, {dtype}"
-            yield _roofline(f"roofline-{place}", title, group, roof)
+            yield _roofline(f"roofline-{place}", title, group, (roof, most))
 
 
-def _roofline(key: str, title: str, chapters: Sequence[Chapter], roof: Ceilings) -> Figure:
+def _roofline(
+    key: str, title: str, chapters: Sequence[Chapter], limits: tuple[Ceilings, int]
+) -> Figure:
     rows, cells = [], []
+    roof, most = limits
     for chapter in chapters:
         cost = chapter.cost
         assert cost is not None
-        times = [("candidate", measured.median_ms) for _, measured in chapter.timed]
+        timed = thinned(chapter.timed, most)
+        times = [("candidate", measured.median_ms) for _, measured in timed]
         if chapter.winner is not None and chapter.winner.rival_measurement is not None:
             times.append(("rival", chapter.winner.rival_measurement.median_ms))
         if (best_ms := chapter.best_ms) is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import vl_convert
 from markupsafe import Markup
 
 from tuner.records import Winner, Workload
 from tuner.report import charts, code, overview
 from tuner.report.ceilings import ceilings_of
 from tuner.report.chapters import Chapter
+from tuner.report.embedded import embedded, library
 from tuner.report.figure import Cell, Figure, Table, candidate_cell, time_text, value_cell
 from tuner.report.figures import chapter_figures
 
@@ -28,8 +25,7 @@ MOST_BYTES = 2_000_000
 
 _MOST_ROWS = 200
 _LEAST_ROWS = 10
-_ALL_ROWS = 1500
-_VEGA = "window.vegaEmbed = vegaEmbed;"
+_ALL_ROWS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +76,12 @@ def page_of(
         lstrip_blocks=True,
         autoescape=True,
     )
-    environment.filters["embedded"] = _embedded
+    environment.filters["embedded"] = embedded
     environment.filters["time"] = time_text
     template = environment.get_template("page.html.j2")
-    library = _library()
     most = max(_LEAST_ROWS, min(_MOST_ROWS, _ALL_ROWS // len(chapters)))
     while True:
-        page = template.render(_context(name, chapters, most, against), library=library)
+        page = template.render(_context(name, chapters, most, against), library=library())
         if len(page.encode()) <= MOST_BYTES or most <= _LEAST_ROWS:
             return page
         most //= 2
@@ -125,7 +120,7 @@ def _context(
         "facts": _facts(chapters, winners),
         "summary": summary,
         "gains": gains,
-        "rooflines": list(overview.roofline_figures(chapters, ceilings)),
+        "rooflines": list(overview.roofline_figures(chapters, ceilings, most)),
         "comparison": comparison,
         "sections": sections,
         "config": charts.config(),
@@ -235,15 +230,3 @@ def _provenance(winner: Winner) -> list[tuple[str, str]]:
         ("Default", f"{winner.default_candidate}, sha256 {winner.default.sha256}"),
         ("Again", command),
     ]
-
-
-def _library() -> str:
-    """Return the chart library, compressed: a browser unpacks it without a network."""
-    script = vl_convert.javascript_bundle(_VEGA)
-    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
-
-
-def _embedded(value: object) -> Markup:
-    """Return JSON that nothing in it can end the script element of."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return Markup(text.replace("<", "\\u003c"))

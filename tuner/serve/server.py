@@ -90,6 +90,7 @@ class Server:
             self._announce("prepare")
             import tuner.serve.bench  # noqa: F401 - loads torch
 
+            self._device.info()  # says in a line if it is not here
             _ = self._clock
         return {}
 

@@ -1,0 +1,180 @@
+"""Several cards at a time: here two crews of children on one CPU, each with a store of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import KERNELS
+
+from tuner.budget import Budget, Countdown
+from tuner.catalog import Catalog
+from tuner.children.child import ChildSpec
+from tuner.children.worker import Workers
+from tuner.cli.devices import resolve_cards, workers_for
+from tuner.fleet import run_on
+from tuner.plan import Request, plan
+from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
+from tuner.render import Renderer
+from tuner.session import Session, Subject
+from tuner.store import Store
+
+SIZES = ("N=1000", "N=2000", "N=3000", "N=4000")
+
+
+class Log:
+    """Notes what one card is told."""
+
+    def __init__(self) -> None:
+        self.ended: list[Winner | Failure] = []
+        self.trials: list[Trial] = []
+        self.stop: threading.Event | None = None
+
+    def begin(self, study, workload, countdown: Countdown) -> None: ...
+
+    def final(self, workload, contenders: int) -> None: ...
+
+    def trial(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        if self.stop is not None:
+            self.stop.set()
+
+    def end(self, result: Winner | Failure) -> None:
+        self.ended.append(result)
+
+
+@pytest.fixture(scope="module")
+def crews(tmp_path_factory) -> Iterator[tuple[list[Session], list[Subject]]]:
+    root = tmp_path_factory.mktemp("fleet") / ".tuner"
+    catalog = Catalog([KERNELS])
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(workers_for(f"cpu:{index}", root, dict(os.environ), jobs=1))
+            for index in range(2)
+        ]
+        device = workers[0].info()
+        subjects = plan(catalog, device, Request(("scale",), SIZES))
+        renderer = Renderer(catalog.template_folders)
+        sessions = [
+            Session(
+                device,
+                shares_host=True,
+                store=Store(root, device.arch, f"cpu:{index}"),
+                workers=crew,
+                renderer=renderer,
+                jobs=1,
+                seed=0,
+            )
+            for index, crew in enumerate(workers)
+        ]
+        yield sessions, subjects
+
+
+def fresh(sessions: Sequence[Session], folder: Path) -> list[Session]:
+    """Return the sessions with empty stores, ready to run."""
+    return [
+        dataclasses.replace(
+            session,
+            store=Store(folder, session.device.arch, f"cpu:{index}"),
+            stop=threading.Event(),
+        )
+        for index, session in enumerate(sessions)
+    ]
+
+
+def test_each_workload_stays_on_one_card_and_both_cards_work(crews, tmp_path):
+    sessions, subjects = fresh(crews[0], tmp_path), crews[1]
+    logs = [Log(), Log()]
+    ended = run_on(sessions, subjects, Budget(seconds=6), logs)
+    assert [subject for subject, _ in ended] == list(subjects)
+    assert all(isinstance(result, Winner) for _, result in ended)
+    assert [result.workload for _, result in ended] == [item.task.workload for item in subjects]
+    assert all(log.ended for log in logs)
+    store = Store(tmp_path, sessions[0].device.arch)
+    cards: dict[object, set[str | None]] = {}
+    for trial in store.trials:
+        cards.setdefault(trial.workload, set()).add(trial.card)
+    assert len(cards) == len(SIZES)
+    assert all(len(names) == 1 for names in cards.values())
+    assert set.union(*cards.values()) == {"cpu:0", "cpu:1"}
+    assert [trial.number for trial in store.trials] == list(range(len(store.trials)))
+    assert len(store.winners) == len(SIZES)
+
+
+def test_a_stop_ends_the_searches_and_still_races_what_is_at_hand(crews, tmp_path):
+    sessions, subjects = fresh(crews[0], tmp_path), crews[1]
+    logs = [Log(), Log()]
+    for log, session in zip(logs, sessions, strict=True):
+        log.stop = session.stop
+    ended = run_on(sessions, subjects, Budget(seconds=600), logs)
+    assert len(ended) == 2
+    assert all(isinstance(result, Winner) for _, result in ended)
+
+
+def test_a_failure_of_our_own_code_on_one_card_stops_all(crews, tmp_path):
+    sessions, subjects = fresh(crews[0], tmp_path), crews[1]
+    broken = dataclasses.replace(
+        subjects[0], task=dataclasses.replace(subjects[0].task, problem=Path("absent.py"))
+    )
+    with pytest.raises(ChildError):
+        run_on(sessions, [broken, *subjects[1:]], Budget(seconds=600), [Log(), Log()])
+    assert all(session.stop.is_set() for session in sessions)
+
+
+def test_a_countdown_that_is_stopped_is_spent():
+    stop = threading.Event()
+    countdowns = [Countdown(Budget(seconds=60), stop), Countdown(Budget(trials=9), stop)]
+    assert not any(countdown.spent for countdown in countdowns)
+    stop.set()
+    assert all(countdown.spent for countdown in countdowns)
+    assert [countdown.seconds_left for countdown in countdowns] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda:0,hip:1", "must be of one kind"),
+        ("cuda:1,cuda:1", "names a card twice"),
+        ("cuda,cuda:0", "names a card twice"),
+        ("cpu:0,cpu:1", "cpu is one device, whatever its index"),
+        ("cpu:all", "cpu is one device, whatever its index"),
+        ("cuda:0,cuda:x", "'x' is not an index; write cuda:0"),
+        ("cuda:0,", "must be of one kind"),
+    ],
+)
+def test_cards_that_cannot_work_together_are_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        resolve_cards(name, {})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0,cuda:1", "cuda:all"])
+def test_a_card_that_is_not_here_is_said_in_a_line(tune, tmp_path, device):
+    if torch.cuda.is_available():
+        pytest.skip("a card is here")
+    done = tune("softmax", "--device", device)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tune: --device cuda")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_cards_are_named_one_by_one():
+    assert resolve_cards("cuda:0,cuda:1", {}) == ["cuda:0", "cuda:1"]
+    assert resolve_cards("cpu", {}) == ["cpu"]
+
+
+def test_cards_may_render_the_same_source_at_the_same_time(tmp_path):
+    workers = Workers(ChildSpec("cpu", tmp_path), jobs=1, sources=tmp_path)
+    for number in range(20):
+        source = Source("k", "cpp", f"// {number}\n" * 10_000)
+        with ThreadPoolExecutor(8) as pool:
+            paths = list(pool.map(lambda _, item=source: workers.path_of(item), range(8)))
+        assert {path.read_text() for path in paths} == {source.text}
+    assert len(list(tmp_path.iterdir())) == 20
+    workers.close()
