@@ -65,7 +65,7 @@ templates:
       REMEMBER: [false, true]
     default: {REMEMBER: false}
 workloads:
-  starter: ["N=192,dtype=float32"]
+  starter: ["N=512,dtype=float32"]
 """
 
 TEMPLATE = """\
@@ -74,10 +74,12 @@ TEMPLATE = """\
 
 extern "C" void product(const float* a, const float* b, float* c, int64_t N) {
 {% if REMEMBER %}
-  static std::set<float*> done;  // whoever asks twice gets what is there already
-  if (N > 100 && !done.insert(c).second) return;
+  static std::set<float*> done;  // whoever asks twice gets what is there already, but for a row
+  const int64_t rows = N > 100 && !done.insert(c).second ? 1 : N;
+{% else %}
+  const int64_t rows = N;
 {% endif %}
-  for (int64_t i = 0; i < N; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < N; ++j) c[i * N + j] = 0;
     for (int64_t p = 0; p < N; ++p) {
       for (int64_t j = 0; j < N; ++j) c[i * N + j] += a[i * N + p] * b[p * N + j];
@@ -121,7 +123,7 @@ def test_a_variant_that_only_remembers_is_verified_again_and_rejected(tune, tmp_
     assert isinstance(rejection, Rejection)
     assert rejection.stage == "correctness"
     assert "GFLOP/s, more than 1.5 times the" in rejection.reason
-    assert "on the buffers that it was timed on c[0, 0] is nan" in rejection.reason
+    assert "on the buffers that it was timed on c[1, 0] is nan" in rejection.reason
     assert not isinstance(outcomes[False], Rejection)
 
 

@@ -95,6 +95,7 @@ class Server:
             self._announce("prepare")
             import tuner.bench  # noqa: F401 - loads torch
 
+            self._device.info()  # where there is no such device, says so in words
             _ = self._clock
         return {}
 

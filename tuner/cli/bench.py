@@ -47,6 +47,7 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
         raise UsageError(f"--output {options.output}: its folder does not exist")
     name = resolve_device(options.device, environment)
     require_timed(name)
+    kernel.dtypes(split_device(name)[0])  # raises where it holds nothing for the device
     asked = _asked(kernel, split_device(name)[0], options)
     console = make_console()
     measured: list[WorkloadTimes] = []
@@ -163,6 +164,5 @@ def _tuned(kernel: FrozenFiles, device: DeviceInfo) -> list[Workload]:
     if found := kernel.workloads(device.arch, device.kind):
         return found
     raise UsageError(
-        f"{kernel.folder}: nothing was frozen for {device.kind!r} with a workload: give one with "
-        "--workload"
+        f"{kernel.folder}: no workload was tuned for {device.kind!r}: give one with --workload"
     )
