@@ -28,6 +28,10 @@ STAGED = {
     ("matmul", "triton_tma"): {"matrix products", "reads of a and b", "stores of c"},
     ("softmax", "triton"): {"reads of x", "maximum", "exponentials", "sum", "stores of y"},
     ("rms_norm", "triton"): {"reads of x", "sum", "stores of y"},
+    ("matmul", "triton_split_k"): {"reads of a and b"},
+    ("softmax", "triton_split"): {"reads of x", "exponentials", "stores of y"},
+    ("softmax_backward", "triton"): {"reads of y and dy", "sum", "stores of dx"},
+    ("rms_norm_backward", "triton"): {"reads of x and dy", "sum of dweight", "stores of dx"},
     ("attention_forward", "triton"): {"reads of k and v", "scores", "maximum", "exponentials"},
 }
 
