@@ -24,6 +24,7 @@ STAGED = {
     ("matmul", "cpu"): {"matrix products", "reads of B", "stores of C"},
     ("softmax", "cpu"): {"maximum", "exponentials", "scaling", "stores"},
     ("attention_forward", "cpu"): {"scores", "softmax", "exponentials", "values", "stores of O"},
+    ("attention_backward", "cpu"): {"scores", "gradients of Q", "gradients of K and V"},
     ("matmul", "triton"): {"matrix products", "reads of a and b", "stores of c"},
     ("matmul", "triton_tma"): {"matrix products", "reads of a and b", "stores of c"},
     ("softmax", "triton"): {"reads of x", "maximum", "exponentials", "sum", "stores of y"},
@@ -59,7 +60,7 @@ def test_twins_differ_from_the_kernel_and_say_that_they_are_wrong(kernel, name):
     assert {twin.stage for twin in twins} >= STAGED[kernel, name]
 
 
-@pytest.mark.parametrize("kernel", ["matmul", "softmax", "attention_forward"])
+@pytest.mark.parametrize("kernel", ["matmul", "softmax", "attention_forward", "attention_backward"])
 def test_every_twin_in_cpp_is_valid(kernel, tmp_path):
     spec = template_of(kernel, "cpu")
     paths = []
