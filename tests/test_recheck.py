@@ -38,7 +38,7 @@ def recheck(tune, tuned, tmp_path):
         data = json.loads(path.read_text())
         change(data, data["workloads"][0])
         path.write_text(json.dumps(data))
-        done = tune("recheck", *OWN, "--budget", "1", *arguments)
+        done = tune("recheck", *OWN, "--budget", "0.5", *arguments)
         assert "Traceback" not in done.stderr
         return done
 
@@ -60,14 +60,6 @@ def test_a_winner_that_was_faster_once_is_a_regression(recheck):
     assert "slower" in done.stdout
     assert "changed since it was frozen: torch 0.1 -> " in done.stdout
     assert "1 winners, 1 regressions" in done.stdout
-
-
-def test_a_winner_that_has_become_faster_is_none(recheck):
-    done = recheck(lambda _, entry: scale(entry, 10.0), "--json")
-    (verdict,) = json.loads(done.stdout)
-    assert verdict["change"]["value"] < 0.5
-    assert verdict["word"] in ("faster", "overtaken")  # a runner-up may tie with the winner
-    assert done.returncode == verdict["regression"]
 
 
 def test_a_winner_that_a_runner_up_beats_is_overtaken(recheck):
