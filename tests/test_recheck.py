@@ -73,6 +73,7 @@ def test_a_winner_that_a_runner_up_beats_is_overtaken(recheck):
     assert "tune again" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_winner_that_is_no_longer_right_is_rejected(recheck, tmp_path):
     def change(*_):
         problem = tmp_path / "kernels_generated" / "scale" / "problem.py"
