@@ -23,8 +23,8 @@ from tuner.cli.devices import (
 )
 from tuner.cli.display import Progress, kernel_tables, make_console, results_table
 from tuner.cli.packaging import freeze_winners
-from tuner.cli.probe import device_card
-from tuner.evidence.card import DeviceCard
+from tuner.cli.probe import cards_folder
+from tuner.evidence.card import DeviceCard, card_of
 from tuner.plan import Request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
@@ -73,7 +73,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
         name, options.store, environment, jobs=options.jobs, limits=limits
     ) as workers:
         device = workers.info()
-        card = device_card(workers, options.store, environment)
+        card = card_of(workers, cards_folder(options.store, environment))
         subjects = [within(card, subject) for subject in plan(catalog, device, request)]
         store = Store(options.store, device.arch)
         if options.fresh:
