@@ -13,7 +13,8 @@ from rich.table import Table
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
-from tuner.cli.probe import device_card
+from tuner.cli.probe import announce, cards_folder
+from tuner.evidence.card import card_of
 from tuner.evidence.compare import ComparedTime, compare
 from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.measure import Conditions, measure, results_file
@@ -58,7 +59,7 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
             options.budget,
             options.seed,
             options.rival,
-            device_card(workers, options.store, environment),
+            card_of(workers, cards_folder(options.store, environment), announce=announce),
         )
         for workload in asked or _tuned(kernel, run.device):
             outcome = measure(run, kernel, workload)

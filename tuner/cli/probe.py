@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,7 +13,9 @@ from rich.table import Table
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
 from tuner.evidence.card import DeviceCard, Finding, card_of, card_path
-from tuner.worker import Workers
+
+announce = partial(click.echo, err=True)
+"""Tells the user what takes a while."""
 
 
 def probe_device(
@@ -20,24 +23,15 @@ def probe_device(
 ) -> None:
     """Print a device's card, made now if there is none."""
     name = resolve_device(device, environment)
+    folder = cards_folder(store, environment)
     with workers_for(name, store, environment, jobs=1) as workers:
-        card = device_card(workers, store, environment, fresh=fresh)
-        path = card_path(cards_folder(store, environment), workers.info())
+        card = card_of(workers, folder, fresh=fresh, announce=announce)
+        path = card_path(folder, workers.info())
     if as_json:
         click.echo(card.model_dump_json(indent=2))
         return
     make_console().print(card_table(card))
     click.echo(f"kept in {path}")
-
-
-def device_card(
-    workers: Workers, store: Path, environment: Mapping[str, str], *, fresh: bool = False
-) -> DeviceCard:
-    """Return the card of the workers' device; making it is announced, for it takes seconds."""
-    folder, info = cards_folder(store, environment), workers.info()
-    if fresh or not card_path(folder, info).exists():
-        click.echo(f"finding out what {info.name} can do; `tune probe` shows it", err=True)
-    return card_of(workers, folder, fresh=fresh)
 
 
 def cards_folder(store: Path, environment: Mapping[str, str]) -> Path:
