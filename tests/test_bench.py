@@ -14,11 +14,24 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from tuner.cli.main import main
 from tuner.evidence.compare import compare
 from tuner.evidence.results import ResultsFile, read_results
 
 PACKAGE = ROOT / "kernels_generated"
 WORKLOAD = "M=1024,N=512"
+
+
+@pytest.fixture
+def here(capsys):
+    """Run the command in this process, where it needs no children."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        return subprocess.CompletedProcess(arguments, end.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 def bench(tune, *arguments: str, package: Path = PACKAGE):
@@ -62,14 +75,14 @@ def test_a_file_says_what_was_measured_where_and_how(measured):
     assert hashlib.sha256(frozen.read_bytes()).hexdigest() == ours.source.sha256
 
 
-def test_a_file_beside_itself_is_tied(tune, measured):
-    done = tune("compare", str(measured), str(measured), "--json")
+def test_a_file_beside_itself_is_tied(here, measured):
+    done = here("compare", str(measured), str(measured), "--json")
     rows = json.loads(done.stdout)
     again = next(row for row in rows[2:] if row["label"] == "tuner")
     assert again["ratio"] == 1
     assert again["ratio_low"] <= 1 <= again["ratio_high"]
     assert again["verdict"] == "tied"
-    assert "torch.softmax" in tune("compare", str(measured), str(measured)).stdout
+    assert "torch.softmax" in here("compare", str(measured), str(measured)).stdout
 
 
 def scaled(file: ResultsFile, factor: float) -> ResultsFile:
@@ -142,8 +155,8 @@ def more_workloads(data):
         (more_workloads, ["M=9,N=9", "none"]),
     ],
 )
-def test_what_cannot_be_compared_is_named(tune, measured, tmp_path, change, named):
-    done = tune("compare", str(measured), str(changed(measured, tmp_path, change)))
+def test_what_cannot_be_compared_is_named(here, measured, tmp_path, change, named):
+    done = here("compare", str(measured), str(changed(measured, tmp_path, change)))
     assert done.returncode == 2
     assert done.stderr.startswith("tune: ")
     assert [name for name in named if name not in done.stderr] == []
@@ -175,22 +188,22 @@ def newer(data):
         (lambda data: data.update(extra=1), "unknown key 'extra'"),
     ],
 )
-def test_a_damaged_file_is_refused_in_words(tune, measured, tmp_path, change, said):
-    done = tune("compare", str(measured), str(changed(measured, tmp_path, change)))
+def test_a_damaged_file_is_refused_in_words(here, measured, tmp_path, change, said):
+    done = here("compare", str(measured), str(changed(measured, tmp_path, change)))
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_no_file_of_results_is_refused(tune, measured, tmp_path):
+def test_what_is_no_file_of_results_is_refused(here, measured, tmp_path):
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
     for name in ("text.json", "list.json", "bytes.json", "missing.json", "."):
-        done = tune("compare", str(measured), name)
+        done = here("compare", str(measured), str(tmp_path / name))
         assert done.returncode == 2
-        assert done.stderr.startswith(f"tune: {name}")
-    assert "at least two" in tune("compare", str(measured)).stderr
+        assert done.stderr.startswith(f"tune: {tmp_path / name}")
+    assert "at least two" in here("compare", str(measured)).stderr
 
 
 @pytest.mark.parametrize(
@@ -204,8 +217,9 @@ def test_what_is_no_file_of_results_is_refused(tune, measured, tmp_path):
         (("--budget", "0"), "0"),
     ],
 )
-def test_bad_requests_leave_no_file(tune, tmp_path, arguments, said):
-    done = bench(tune, "--output", "a.json", *arguments)
+def test_bad_requests_leave_no_file(here, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    done = bench(here, "--output", "a.json", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert list(tmp_path.glob("*.json")) == []

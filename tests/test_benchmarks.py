@@ -33,7 +33,7 @@ import tables
 import tuning_time
 from rows import Result, ResultsFile, Spread
 
-SMALL = "N=1000,dtype=float32"
+SMALL = "N=100000,dtype=float32"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def package(tmp_path, monkeypatch) -> Path:
     best = Candidate.of("cpu", {**dict(default.parameters), "WASTE": 0})
     winner = dataclasses.replace(
         Project(tmp_path / "project").winner(),
-        workload=Workload("scale", (("N", 1000),), "float32"),
+        workload=Workload("scale", (("N", 100000),), "float32"),
         candidate=best,
         default_candidate=default,
         source=renderer.render("scale", "cpp", best),

@@ -38,7 +38,7 @@ def test_half_as_slow_again_never_wins_beside_a_busy_neighbour(spinning):
 
 
 def test_selections_are_written_as_rows(spinning, tmp_path):
-    methods = {name: selection.METHODS[name] for name in list(selection.METHODS)[1:3]}
+    methods = {name: selection.METHODS[name] for name in list(selection.METHODS)[2:4]}
     results = selection.contest(spinning, (1.0, 0.2), methods, 1)
     file = selection.ResultsFile(tmp_path / "cpu.csv", "Some CPU")
     file.replace("selection", "contenders=two,neighbour=none", results)

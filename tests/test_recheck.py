@@ -38,7 +38,7 @@ def recheck(tune, tuned, tmp_path):
         data = json.loads(path.read_text())
         change(data, data["workloads"][0])
         path.write_text(json.dumps(data))
-        done = tune("recheck", *OWN, "--budget", "1", *arguments)
+        done = tune("recheck", *OWN, "--budget", "0.5", *arguments)
         assert "Traceback" not in done.stderr
         return done
 
@@ -62,14 +62,6 @@ def test_a_winner_that_was_faster_once_is_a_regression(recheck):
     assert "1 winners, 1 regressions" in done.stdout
 
 
-def test_a_winner_that_has_become_faster_is_none(recheck):
-    done = recheck(lambda _, entry: scale(entry, 10.0), "--json")
-    (verdict,) = json.loads(done.stdout)
-    assert verdict["change"]["value"] < 0.5
-    assert verdict["word"] in ("faster", "overtaken")  # a runner-up may tie with the winner
-    assert done.returncode == verdict["regression"]
-
-
 def test_a_winner_that_a_runner_up_beats_is_overtaken(recheck):
     def crown_the_default(_, entry):
         entry |= {name: entry["default"][name] for name in ("file", "sha256", "candidate")}
@@ -81,6 +73,7 @@ def test_a_winner_that_a_runner_up_beats_is_overtaken(recheck):
     assert "tune again" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_winner_that_is_no_longer_right_is_rejected(recheck, tmp_path):
     def change(*_):
         problem = tmp_path / "kernels_generated" / "scale" / "problem.py"

@@ -13,7 +13,7 @@ from rich.table import Table
 from tuner.catalog import Catalog, device_class, split_device
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
-from tuner.cli.probe import cards_folder
+from tuner.cli.probe import announce, cards_folder
 from tuner.evidence.card import card_of
 from tuner.evidence.compare import ComparedTime, compare
 from tuner.evidence.frozen import FrozenFiles, read_frozen
@@ -47,6 +47,7 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
         raise UsageError(f"--output {options.output}: its folder does not exist")
     name = resolve_device(options.device, environment)
     require_timed(name)
+    kernel.dtypes(split_device(name)[0])  # raises where it holds nothing for the device
     asked = _asked(kernel, split_device(name)[0], options)
     console = make_console()
     measured: list[WorkloadTimes] = []
@@ -58,7 +59,7 @@ def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
             options.budget,
             options.seed,
             options.rival,
-            card_of(workers, cards_folder(options.store, environment)),
+            card_of(workers, cards_folder(options.store, environment), announce=announce),
         )
         for workload in asked or _tuned(kernel, run.device):
             outcome = measure(run, kernel, workload)
@@ -163,6 +164,5 @@ def _tuned(kernel: FrozenFiles, device: DeviceInfo) -> list[Workload]:
     if found := kernel.workloads(device.arch, device.kind):
         return found
     raise UsageError(
-        f"{kernel.folder}: nothing was frozen for {device.kind!r} with a workload: give one with "
-        "--workload"
+        f"{kernel.folder}: no workload was tuned for {device.kind!r}: give one with --workload"
     )

@@ -96,7 +96,7 @@ def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
     from tuner.cli.explain import explain_store
     from tuner.cli.stages import StagesOptions, explain_kernel
 
-    if subject is None or subject.lstrip("-").isdecimal():
+    if subject is None or subject.isdecimal():
         number = None if subject is None else int(subject)
         explain_store(options["store"], kernel=kernel, number=number)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,6 +14,9 @@ from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
 from tuner.evidence.card import DeviceCard, Finding, card_of, card_path
 
+announce = partial(click.echo, err=True)
+"""Tells the user what takes a while."""
+
 
 def probe_device(
     device: str, store: Path, environment: Mapping[str, str], *, fresh: bool, as_json: bool
@@ -21,7 +25,7 @@ def probe_device(
     name = resolve_device(device, environment)
     folder = cards_folder(store, environment)
     with workers_for(name, store, environment, jobs=1) as workers:
-        card = card_of(workers, folder, fresh=fresh)
+        card = card_of(workers, folder, fresh=fresh, announce=announce)
         path = card_path(folder, workers.info())
     if as_json:
         click.echo(card.model_dump_json(indent=2))

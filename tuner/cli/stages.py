@@ -16,7 +16,7 @@ from tuner.cli.bench import require_timed
 from tuner.cli.commands import within
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
-from tuner.cli.probe import cards_folder
+from tuner.cli.probe import announce, cards_folder
 from tuner.evidence.card import card_of
 from tuner.evidence.frozen import read_frozen
 from tuner.evidence.stages import Profile, profile
@@ -53,7 +53,7 @@ def explain_kernel(options: StagesOptions, environment: Mapping[str, str]) -> No
         device = workers.info()
         request = Request((options.kernel,), options.workloads)
         subjects = plan(catalog, device, request)
-        card = card_of(workers, cards_folder(options.store, environment))
+        card = card_of(workers, cards_folder(options.store, environment), announce=announce)
         for subject in (within(card, item) for item in subjects):
             candidate, origin = _candidate(subject, options)
             language = subject.spec.template(candidate.template).language

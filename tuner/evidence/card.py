@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,13 +83,20 @@ def card_path(folder: Path, info: DeviceInfo) -> Path:
     return folder / f"{info.kind}_{info.arch}_{digest}.json"
 
 
-def card_of(workers: Workers, folder: Path, *, fresh: bool = False) -> DeviceCard:
+def card_of(
+    workers: Workers,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    announce: Callable[[str], None] = lambda _: None,
+) -> DeviceCard:
     """Return the card of the workers' device, made now if there is none.
 
     Args:
         workers: The children; no variant of theirs should run.
         folder: Where cards are kept.
         fresh: Whether to make it anew.
+        announce: Is told when it is made, for that takes seconds.
 
     Raises:
         UsageError: The card that is there is damaged.
@@ -101,6 +108,7 @@ def card_of(workers: Workers, folder: Path, *, fresh: bool = False) -> DeviceCar
             return read_section(DeviceCard, path, "`tune probe`")
         except UsageError as error:
             raise UsageError(f"{error}\nmake it anew: tune probe --fresh") from error
+    announce(f"finding out what {info.name} can do; `tune probe` shows it")
     card = make_card(workers, info)
     write_section(card, path)
     return card

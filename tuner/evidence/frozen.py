@@ -51,18 +51,21 @@ class FrozenFiles:
         Raises:
             UsageError: It is no workload of this kernel, or nothing was frozen for the kind.
         """
-        dtypes = self.dtypes(kind)
-        if not dtypes:
+        return parse_workload(self.signature, self.dtypes(kind), text)
+
+    def dtypes(self, kind: str) -> list[str]:
+        """Return the element types that something was frozen for on a kind of device.
+
+        Raises:
+            UsageError: Nothing was.
+        """
+        found = dict.fromkeys(dtype for data in self._of_kind(kind) for dtype in data["defaults"])
+        if not found:
             kinds = sorted({data["device"]["kind"] for data in self.manifests.values()})
             raise UsageError(
                 f"{self.folder}: nothing was frozen for {kind!r}, only for {', '.join(kinds)}"
             )
-        return parse_workload(self.signature, dtypes, text)
-
-    def dtypes(self, kind: str) -> list[str]:
-        """Return the element types that something was frozen for on a kind of device."""
-        found = (dtype for data in self._of_kind(kind) for dtype in data["defaults"])
-        return list(dict.fromkeys(found))
+        return list(found)
 
     def workloads(self, arch: str, kind: str) -> list[Workload]:
         """Return what was tuned for an architecture, else for any other one of its kind."""
@@ -105,7 +108,10 @@ def read_frozen(package: Path, kernels: Sequence[str] = ()) -> list[FrozenFiles]
     """
     if not package.is_dir():
         raise UsageError(f"--package {package}: no such folder")
-    require_package(package)
+    try:
+        require_package(package)
+    except UsageError as error:
+        raise UsageError(f"--package {package}: is no package of frozen kernels") from error
     known = sorted(path.parent.name for path in package.glob(f"*/{KERNEL}"))
     for kernel in kernels:
         if kernel not in known:

@@ -122,18 +122,7 @@ def profile(
     _require_right(workers, task, source)
     usable, refused = _compile(workers, task, twins)
     replies = _time(workers, task, source, usable, budget_s=budget_s)
-    costs: list[StageCost] = []
-    for reply, timed in replies:
-        if "rejection" in reply:
-            reason = codec.from_json(Rejection, reply["rejection"]).reason
-            if not timed:
-                raise TunerError(f"{task.workload}: cannot be timed: {reason}")
-            refused |= dict.fromkeys(timed, reason)
-            continue
-        result = codec.from_json(RaceResult, reply["race"])
-        unseen = dict(result.refused)
-        refused |= {twin: unseen[str(twin)] for twin in timed if str(twin) in unseen}
-        costs += [_cost(result, twin) for twin in timed if str(twin) not in unseen]
+    costs, unseen = _costs(replies, str(task.workload))
     whole = codec.from_json(RaceResult, replies[0][0]["race"])
     return Profile(
         time_ms=median_interval(dict(whole.times_ms)[WHOLE]),
@@ -141,7 +130,7 @@ def profile(
         work=codec.from_json(Work, replies[0][0]["work"]),
         ceilings=task.ceilings or Ceilings(None, None),
         costs=tuple(sorted(costs, key=lambda item: -item.cost_ms)),
-        refused=tuple(refused.items()),
+        refused=tuple((refused | unseen).items()),
         method=whole.method,
     )
 
@@ -153,6 +142,26 @@ def _require_right(workers: Workers, task: Task, source: Source) -> None:
         rejection = lethal.rejection
     if rejection is not None:
         raise TunerError(f"{task.workload}: rejected at {rejection.stage}: {rejection.reason}")
+
+
+def _costs(
+    replies: Sequence[tuple[dict[str, Any], Sequence[Twin]]], workload: str
+) -> tuple[list[StageCost], dict[Twin, str]]:
+    """Return what the stages cost, and why some twins could not be timed."""
+    costs: list[StageCost] = []
+    refused: dict[Twin, str] = {}
+    for reply, timed in replies:
+        if "rejection" in reply:
+            reason = codec.from_json(Rejection, reply["rejection"]).reason
+            if not timed:
+                raise TunerError(f"{workload}: cannot be timed: {reason}")
+            refused |= dict.fromkeys(timed, reason)
+            continue
+        result = codec.from_json(RaceResult, reply["race"])
+        unseen = dict(result.refused)
+        refused |= {twin: unseen[str(twin)] for twin in timed if str(twin) in unseen}
+        costs += [_cost(result, twin) for twin in timed if str(twin) not in unseen]
+    return costs, refused
 
 
 def _compile(
