@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,20 +194,26 @@ def _print(subject: Subject, results: Sequence[Result]) -> None:
     sys.stdout.flush()
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the options that scripts have which time a frozen package's kernels."""
+    result = argparse.ArgumentParser(description=description)
+    result.add_argument("--package", type=Path, default=Path("kernels_generated"))
+    result.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, hip, ...")
+    result.add_argument("--output", type=Path, required=True, help="CSV file to write or extend")
+    result.add_argument("--kernel", nargs="+", help="only these kernels")
+    result.add_argument("--kernels", nargs="*", type=Path, default=[], help="your own folders")
+    result.add_argument("--repeats", type=int, default=3)
+    result.add_argument("--seconds", type=float, default=0.5, help="per contender and repeat")
+    result.add_argument("--skip", nargs="+", default=[], help="contenders to leave out")
+    result.add_argument("--compile-mode", default="default", help="mode of torch.compile")
+    return result
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--package", type=Path, default=Path("kernels_generated"))
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, hip, ...")
-    parser.add_argument("--set", nargs="+", default=["benchmark"], help="workload sets")
-    parser.add_argument("--output", type=Path, required=True, help="CSV file to write or extend")
-    parser.add_argument("--kernel", nargs="+", help="only these kernels")
-    parser.add_argument("--kernels", nargs="*", type=Path, default=[], help="folders of your own")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per contender and repeat")
-    parser.add_argument("--threads", type=int, help="of the CPU; torch's number if left out")
-    parser.add_argument("--skip", nargs="+", default=[], help="contenders to leave out")
-    parser.add_argument("--compile-mode", default="default", help="mode of torch.compile")
-    return parser.parse_args(arguments)
+    own = parser(__doc__)
+    own.add_argument("--set", nargs="+", default=["benchmark"], help="workload sets")
+    own.add_argument("--threads", type=int, help="of the CPU; torch's number if left out")
+    return own.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,6 +223,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     # The variants' own OpenMP reads it when the first of them is loaded.
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    return measure(options, subjects)
+
+
+def measure(
+    options: argparse.Namespace,
+    subjects: Callable[[argparse.Namespace, str], Iterable[Subject]],
+) -> int:
+    """Measure and write what is given for the device's architecture; return the exit status."""
     kind, index = split_device(options.device)
     device = device_class(kind)(index)
     info = device.info()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from tuner.serve.bench import Bench, Call
 Operation = Callable[[], object]
 
 COPY = "copy"
+FLASH_4 = "FlashAttention-4"
 
 _EXPRESSIONS: Mapping[str, Callable[..., object]] = {
     "matmul": lambda a, b: a @ b,
@@ -53,6 +55,8 @@ def peers(
             makers["torch.compile"] = partial(_compiled_rms_norm_backward, bench, compile_mode)
         if kernel.startswith("attention"):
             makers |= {name: partial(_with, item, bench) for name, item in _BACKENDS.items()}
+            if _importable("flash_attn.cute"):
+                makers[FLASH_4] = partial(_flash_4, bench, backward=kernel.endswith("backward"))
     if copied_bytes:
         makers[COPY] = partial(_copies, bench, device, int(copied_bytes) // 2)
     return {label: partial(_prepared, maker, device) for label, maker in makers.items()}
@@ -131,6 +135,35 @@ def _with(backend: SDPBackend, bench: Bench) -> list[Operation]:
             return call()
 
     return [partial(within, call) for call in calls]
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that it lies in
+        return False
+
+
+def _flash_4(bench: Bench, *, backward: bool) -> list[Operation]:
+    """Return calls of FlashAttention-4's kernels, whose tensors are [batch, seq, heads, head_dim].
+
+    Its mask is aligned at the lower right, as ours is.
+    """
+    attend = importlib.import_module("flash_attn.cute.interface").flash_attn_func
+    calls: list[Operation] = []
+    for arguments in bench.arguments():
+        q, k, v = (
+            arguments[name].transpose(1, 2).contiguous().requires_grad_(backward) for name in "qkv"
+        )
+        options = {"causal": arguments["causal"], "softmax_scale": arguments["scale"]}
+        if not backward:
+            calls.append(partial(attend, q, k, v, **options))
+            continue
+        result = attend(q, k, v, **options)
+        o = result[0] if isinstance(result, tuple) else result
+        do = arguments["do"].transpose(1, 2).contiguous()
+        calls.append(partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True))
+    return calls
 
 
 def _copies(bench: Bench, device: str, size: int) -> list[Operation]:

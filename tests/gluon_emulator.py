@@ -10,6 +10,7 @@ A file that is imported under `emulated()` uses it; plain Triton kernels need th
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -31,10 +32,10 @@ class Deadlock(Exception):
 
 
 class Program:
-    """One program: its number, and the condition on which its partitions wait."""
+    """One program: its place in the grid, and the condition on which its partitions wait."""
 
-    def __init__(self, number: int, count: int) -> None:
-        self.number, self.count = number, count
+    def __init__(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
+        self.place, self.grid = place, grid
         self.changed = threading.Condition()
         self.running = 1
         self.waiting: dict[Partition, tuple[Barrier, int]] = {}
@@ -300,8 +301,8 @@ class Kernel:
         def launch(*arguments, **options) -> None:
             taken = {k: v for k, v in options.items() if k not in LAUNCH_OPTIONS}
             values = [_argument(value) for value in arguments]
-            for number in range(grid[0]):
-                _here.partition = Partition(Program(number, grid[0]))
+            for place in itertools.product(*map(range, grid)):
+                _here.partition = Partition(Program(place, grid))
                 self.function(*values, **taken)
                 _here.partition.finish()
 
@@ -353,8 +354,8 @@ def language() -> ModuleType:
         constexpr=object,
         float32=torch.float32,
         int64=torch.int64,
-        program_id=lambda axis: torch.tensor(_here.partition.program.number),
-        num_programs=lambda axis: _here.partition.program.count,
+        program_id=lambda axis: torch.tensor(_here.partition.program.place[axis]),
+        num_programs=lambda axis: _here.partition.program.grid[axis],
         arange=lambda start, end, layout: torch.arange(start, end),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),

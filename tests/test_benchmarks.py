@@ -9,25 +9,30 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import KERNELS, ROOT
 from frozen import TEMPLATES, Project
 from simulated import Machine
 
 from tuner.catalog import Catalog
 from tuner.cli.devices import workers_for
+from tuner.devices.cpu import Cpu
 from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel, subject_of
-from tuner.records import Candidate, Workload
+from tuner.records import Candidate
 from tuner.render import Renderer
+from tuner.serve.bench import Bench
 from tuner.space.kernel import load_space
 from tuner.timing.clock import Clock
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import attention
 import autotuned
 import contest
 import host_overhead
 import kernels
+import peers
 import rows
 import tables
 import tuning_time
@@ -39,20 +44,25 @@ SMALL = "N=100000,dtype=float32"
 @pytest.fixture
 def package(tmp_path, monkeypatch) -> Path:
     """Freeze the kernel of tests/kernels, its default and another variant of it."""
+    return frozen(tmp_path, monkeypatch, "scale", SMALL, WASTE=0)
+
+
+def frozen(tmp_path, monkeypatch, kernel: str, workload: str, **changes) -> Path:
+    """Return a package of one kernel for the CPU, whose winner differs from its default so."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it: this restores it
     catalog = Catalog([KERNELS])
-    spec = load_space(catalog.space_path("scale"))
+    spec = load_space(catalog.space_path(kernel))
     renderer = Renderer(catalog.template_folders)
     default = spec.templates[0].default
-    best = Candidate.of("cpu", {**dict(default.parameters), "WASTE": 0})
+    best = Candidate.of("cpu", {**dict(default.parameters), **changes})
     winner = dataclasses.replace(
         Project(tmp_path / "project").winner(),
-        workload=Workload("scale", (("N", 100000),), "float32"),
+        workload=spec.workload(workload),
         candidate=best,
         default_candidate=default,
-        source=renderer.render("scale", "cpp", best),
-        default=renderer.render("scale", "cpp", default),
+        source=renderer.render(kernel, "cpp", best),
+        default=renderer.render(kernel, "cpp", default),
     )
     output = tmp_path / "frozen_for_benchmarks"
     freeze([winner], [frozen_kernel(catalog, spec)], output, templates=TEMPLATES)
@@ -128,6 +138,60 @@ def test_a_package_is_measured_beside_its_peers(package, tmp_path):
     assert {row["workload"] for row in found.values()} == {SMALL}
     assert all(float(row["median_ms"]) > 0 and row["unit"] == "GB/s" for row in found.values())
     assert "exact cpu_" in found["tuner"]["note"]
+
+
+def test_attention_is_measured_over_head_dims_and_lengths(tmp_path, monkeypatch):
+    shape = "B=1,H=2,S=32,D=16,dtype=float32"
+    package = frozen(tmp_path, monkeypatch, "attention_forward", shape, SCORES="rows")
+    output = tmp_path / "attention.csv"
+    arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]
+    arguments += ["--tokens", "64", "--hidden", "32", "--head-dims", "16", "--lengths", "32", "64"]
+    arguments += ["--dtype", "float32", "--seconds", "0.01", "--repeats", "1"]
+    assert attention.main([*arguments, "--kernel", "attention_forward"]) == 0
+    found = rows.read(output)
+    rival = "torch scaled_dot_product_attention"
+    assert [row["contender"] for row in found] == ["tuner", "default", rival, "copy"] * 4
+    assert {row["workload"] for row in found} == {
+        f"B={batch},H=2,S={length},D=16,KV=2,T={length},causal={causal},dtype=float32"
+        for batch, length in ((2, 32), (1, 64))
+        for causal in ("false", "true")
+    }
+    assert attention.main([*arguments, "--kernel", "attention_backward"]) == 1  # none is frozen
+
+
+FLASH_4 = """
+import torch
+
+def flash_attn_func(q, k, v, softmax_scale, causal):
+    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    o = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, is_causal=causal, scale=softmax_scale
+    )
+    return o.transpose(1, 2), None
+"""
+
+
+@pytest.mark.parametrize("kernel", ["attention_forward", "attention_backward"])
+def test_the_wheels_of_flash_attention_take_part_in_their_layout(tmp_path, monkeypatch, kernel):
+    folder = tmp_path / "flash_attn" / "cute"
+    folder.mkdir(parents=True)
+    (folder / "interface.py").write_text(FLASH_4)
+    monkeypatch.syspath_prepend(tmp_path)
+    catalog, cpu = Catalog(), Cpu()
+    spec = load_space(catalog.space_path(kernel))
+    workload = spec.workload("B=2,H=3,S=24,D=8,causal=true,dtype=float32")
+    bench = Bench(
+        spec.signature, catalog.problem_path(kernel), workload=workload, device=cpu, clock=None
+    )
+    backward = kernel.endswith("backward")
+    (arguments, *_), (call, *_) = bench.arguments(), peers._flash_4(bench, backward=backward)
+    expected = bench.problem.reference(**arguments)
+    found = call() if backward else call()[:1]
+    for got, name in zip(found, ("dq", "dk", "dv") if backward else ("o",), strict=True):
+        torch.testing.assert_close(got.transpose(1, 2), expected[name], rtol=1e-4, atol=1e-4)
+    assert peers._importable("flash_attn.cute")
+    assert not peers._importable("flash_attn.nothing")
+    assert not peers._importable("no_such_package.cute")
 
 
 def test_a_variant_that_is_wrong_is_a_row_with_the_reason(package, tmp_path):

@@ -43,7 +43,8 @@ MISTAKES = {
         ("(number // 2) & 1) ^ 1", "(number // 2) & 1)"),
         ("            tma.store_wait(0)\n", ""),
         ("head = kv_head * group + member", "head = kv_head * group"),
-        ("off_m + (T - S)", "off_m"),
+        ("seen += first + 1 - S", "seen += first + 1"),
+        ("blocks = gl.cdiv(S - first, BLOCK_M)", "blocks = gl.cdiv(S - first, BLOCK_M) - 1"),
     ),
     "attention_forward": (
         ("    fence_async_shared()\n    tma_store(o", "    tma_store(o"),
