@@ -29,18 +29,25 @@ def start(script: str, *arguments: object, **environment: str) -> subprocess.Pop
     )
 
 
-def report_of(child: subprocess.Popen[str]) -> dict:
-    out, errors = child.communicate()
-    assert child.returncode == 0, errors[-3000:]
-    return json.loads(out.splitlines()[-1])
+def reports_of(children: list[subprocess.Popen[str]]) -> list[dict]:
+    ended = [child.communicate() for child in children]
+    failures = [
+        errors[-3000:]
+        for child, (_, errors) in zip(children, ended, strict=True)
+        if child.returncode
+    ]
+    assert not failures, "\n".join(failures)
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
 def reports_of_processes(ranks: int, rounds: int, folder: Path) -> list[dict]:
-    children = [
-        start("exchange_child.py", "rank", rank, ranks, rounds, folder / "store", **INTERPRETED)
-        for rank in range(ranks)
-    ]
-    return [report_of(child) for child in children]
+    arguments = (ranks, rounds, folder / "store")
+    return reports_of(
+        [
+            start("exchange_child.py", "rank", rank, *arguments, **INTERPRETED)
+            for rank in range(ranks)
+        ]
+    )
 
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
@@ -64,7 +71,7 @@ def reports(tmp_path_factory) -> dict[str, dict]:
         "ranks": start("exchange_child.py", "local", **INTERPRETED),
         "code": start("exchange_code.py", folder, TRITON_CACHE_DIR=str(folder)),
     }
-    return {name: report_of(child) for name, child in children.items()}
+    return dict(zip(children, reports_of([*children.values()]), strict=True))
 
 
 @pytest.mark.parametrize("subject", ["ranks", "code"])
@@ -95,4 +102,31 @@ def test_processes_exchange_tokens_for_long(ranks, tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_grid_of_simulated_ranks():
-    assert not faults(report_of(start("exchange_child.py", "wide", **INTERPRETED)))
+    (report,) = reports_of([start("exchange_child.py", "wide", **INTERPRETED)])
+    assert not faults(report)
+
+
+def soak(ranks: int, rounds: int, store: Path, device: str, **environment: str) -> list[dict]:
+    arguments = (ranks, rounds, store, device)
+    return reports_of(
+        [start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)]
+    )
+
+
+@pytest.mark.slow
+def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path):
+    for report in soak(2, 10, tmp_path / "store", "cpu", **INTERPRETED):
+        assert not faults(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(3600)
+def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path):
+    import torch
+
+    ranks = torch.cuda.device_count()
+    if ranks < 2:
+        pytest.skip("exchanging needs two GPUs")
+    environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    for report in soak(ranks, 25_000, tmp_path / "store", "cuda", **environment):
+        assert not faults(report)
