@@ -437,7 +437,7 @@ def local() -> dict[str, str | None]:
     """Return the faults by name; those of mutants must not be None."""
     report = misuse()
     for (name, case), variant in zip(CASES.items(), itertools.cycle(VARIANTS), strict=False):
-        report[f"{name}: {variant}"] = faults_of(case, variant, 2)
+        report[f"{name}: {variant}"] = faults_of(case, variant, 2 if case.ranks < 4 else 1)
     for situation in SITUATIONS:
         report[situation.__name__.replace("_", " ")] = situation()
     return report | {f"mutant: {name}": play() for name, play in MUTANTS.items()}
