@@ -5,13 +5,23 @@ Children do the work, since triton reads its environment when it is imported.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from frozen import TEMPLATES, Project
+
+from tuner.catalog import Catalog
+from tuner.package.freeze import freeze
+from tuner.plan import frozen_kernel
+from tuner.records import Candidate, Winner
+from tuner.render import Renderer
+from tuner.space import load_space
 
 TESTS = Path(__file__).parent
 
@@ -104,6 +114,68 @@ def test_processes_exchange_tokens_for_long(ranks, tmp_path):
 def test_the_whole_grid_of_simulated_ranks():
     (report,) = reports_of([start("exchange_child.py", "wide", **INTERPRETED)])
     assert not faults(report)
+
+
+WORKLOADS = {
+    "moe_dispatch": (
+        "RANKS=2,TOKENS=8,GROUPS=2,TOPK=2,EXPERTS=4",
+        "RANKS=2,TOKENS=8,GROUPS=2,TOPK=2,EXPERTS=4,fp8=true",
+    ),
+    "moe_combine": (
+        "RANKS=2,TOKENS=8,HIDDEN=256,TOPK=2,EXPERTS=4",
+        "RANKS=2,TOKENS=8,HIDDEN=256,TOPK=2,EXPERTS=4,zero_copy=true",
+    ),
+}
+
+
+def winners_of(kernel: str, plain, **parameters: object) -> Iterator[Winner]:
+    """Yield winners of a kernel, made from one of another kernel."""
+    spec = load_space(Catalog().space_path(kernel))
+    default = spec.templates[0].default
+    candidate = Candidate.of("triton", {**dict(default.parameters), **parameters})
+    renderer = Renderer(Catalog().template_folders)
+    for workload in WORKLOADS[kernel]:
+        yield dataclasses.replace(
+            plain,
+            workload=spec.workload(workload),
+            candidate=candidate,
+            default_candidate=default,
+            source=renderer.render(kernel, "triton", candidate),
+            default=renderer.render(kernel, "triton", default),
+        )
+
+
+CHOSEN = """\
+import torch
+from {package}._runtime.moe.kernels import Shape, kernels_for
+shape = Shape(ranks=2, experts=4, max_tokens=8, hidden=256, topk=2)
+kernels = kernels_for(shape, torch.device("cpu"))
+print(kernels.dispatch[1].__file__, kernels.combine[0].COPY)
+"""
+
+
+@pytest.mark.parametrize(
+    ("buffering", "file", "copy"),
+    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "push")],
+)
+def test_a_buffer_takes_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
+    plain, package = Project(tmp_path / "project").winner(), tmp_path / f"package_{buffering}"
+    winners = [
+        *winners_of("moe_dispatch", plain, BUFFERING=buffering, COPIES="rank"),
+        *winners_of("moe_combine", plain, COPY="pull"),
+    ]
+    specs = [load_space(Catalog().space_path(kernel)) for kernel in WORKLOADS]
+    frozen = [frozen_kernel(Catalog(), spec) for spec in specs]
+    freeze(winners, frozen, package, templates=TEMPLATES)
+    said = subprocess.run(
+        [sys.executable, "-c", CHOSEN.format(package=package.name)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert file in said.stdout, said.stderr
+    assert said.stdout.split()[-1] == copy
 
 
 def soak(ranks: int, rounds: int, store: Path, device: str, **environment: str) -> list[dict]:
