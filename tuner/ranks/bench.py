@@ -11,8 +11,8 @@ from tuner.bench import Bench
 from tuner.blame import blamed
 from tuner.plugins import Builder, BuildTask, Device
 from tuner.ranks.rank import ROUNDS
-from tuner.ranks.team import Team, TeamDevice
-from tuner.records import UsageError
+from tuner.ranks.team import FollowerError, Team, TeamDevice
+from tuner.records import ChildError, UsageError
 from tuner.runtime.variant import Variant
 from tuner.timing.race import RaceResult
 
@@ -76,7 +76,10 @@ class TeamBench(Bench):
             "signature": self._signature.to_json(),
             "problem": self.problem.__file__,
         }
-        self._team.ask("prepare", lambda: self._team.rank.prepare(message), **message)
+        try:
+            self._team.ask("prepare", lambda: self._team.rank.prepare(message), **message)
+        except FollowerError as error:  # there is no variant yet to blame
+            raise ChildError(str(error)) from error
         return TeamVerifier(self._team)
 
     def load(self, builder: Builder, task: BuildTask) -> Variant:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tuner.blame import VariantError
 from tuner.plugins import Device
 from tuner.ranks.rank import Rank
 from tuner.records import DeviceInfo, UsageError
@@ -20,8 +21,8 @@ from tuner.records import DeviceInfo, UsageError
 Call = Callable[[], None]
 
 
-class FollowerError(Exception):
-    """A rank other than 0 failed, or is gone; the message says which and how."""
+class FollowerError(VariantError):
+    """A rank other than 0 failed in what a variant does; the message says which and how."""
 
 
 class Team:
