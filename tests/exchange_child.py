@@ -119,10 +119,10 @@ def unhurt():
         yield
 
 
-def early_receive(changes: tuple[tuple[str, str], ...] = ()) -> str | None:
+def early_receive(changes: tuple[tuple[str, str], ...] = (), variant: str = "push") -> str | None:
     """Receive before a peer has sent, after both buffers were used: it must be a timeout."""
     case = Case(counts=(2, 2))
-    buffers = case.buffers(kernels(FOLDER, changes), **SHORT)
+    buffers = case.buffers(kernels(FOLDER, changes, **VARIANTS[variant]), **SHORT)
     for number in range(2):
         if fault := play_round(case, buffers, number):
             return fault
@@ -133,6 +133,10 @@ def early_receive(changes: tuple[tuple[str, str], ...] = ()) -> str | None:
         found = (error.rank, error.phase, error.round)
         return None if found == (1, "receive", 4) else f"{found}"
     return "no timeout"
+
+
+def early_receive_of_rows_once_per_rank() -> str | None:
+    return early_receive(variant="rows once per rank, pulled")
 
 
 def mutant(change: tuple[str, str], case: Case | None = None, **choices: object) -> str | None:
@@ -425,7 +429,7 @@ def _error_fault(call: Callable[[], object], kind: type[Exception], words: str) 
 
 SITUATIONS = (
     *(timeout_and_reset, timeout_of_a_send, masked_rank, two_layers, frozen_package_serves),
-    *(counts_are_added, early_receive, out_of_step),
+    *(counts_are_added, early_receive, early_receive_of_rows_once_per_rank, out_of_step),
 )
 
 
@@ -433,7 +437,7 @@ def local() -> dict[str, str | None]:
     """Return the faults by name; those of mutants must not be None."""
     report = misuse()
     for (name, case), variant in zip(CASES.items(), itertools.cycle(VARIANTS), strict=False):
-        report[f"{name}: {variant}"] = faults_of(case, variant, 2)
+        report[f"{name}: {variant}"] = faults_of(case, variant, 2 if case.ranks < 4 else 1)
     for situation in SITUATIONS:
         report[situation.__name__.replace("_", " ")] = situation()
     return report | {f"mutant: {name}": play() for name, play in MUTANTS.items()}

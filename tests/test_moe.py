@@ -5,13 +5,23 @@ Children do the work, since triton reads its environment when it is imported.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from frozen import TEMPLATES, Project
+
+from tuner.catalog import Catalog
+from tuner.package.freeze import freeze
+from tuner.plan import frozen_kernel
+from tuner.records import Candidate, Winner
+from tuner.render import Renderer
+from tuner.space.kernel import load_space
 
 TESTS = Path(__file__).parent
 
@@ -29,18 +39,25 @@ def start(script: str, *arguments: object, **environment: str) -> subprocess.Pop
     )
 
 
-def report_of(child: subprocess.Popen[str]) -> dict:
-    out, errors = child.communicate()
-    assert child.returncode == 0, errors[-3000:]
-    return json.loads(out.splitlines()[-1])
+def reports_of(children: list[subprocess.Popen[str]]) -> list[dict]:
+    ended = [child.communicate() for child in children]
+    failures = [
+        errors[-3000:]
+        for child, (_, errors) in zip(children, ended, strict=True)
+        if child.returncode
+    ]
+    assert not failures, "\n".join(failures)
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
 def reports_of_processes(ranks: int, rounds: int, folder: Path) -> list[dict]:
-    children = [
-        start("exchange_child.py", "rank", rank, ranks, rounds, folder / "store", **INTERPRETED)
-        for rank in range(ranks)
-    ]
-    return [report_of(child) for child in children]
+    arguments = (ranks, rounds, folder / "store")
+    return reports_of(
+        [
+            start("exchange_child.py", "rank", rank, *arguments, **INTERPRETED)
+            for rank in range(ranks)
+        ]
+    )
 
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
@@ -64,7 +81,7 @@ def reports(tmp_path_factory) -> dict[str, dict]:
         "ranks": start("exchange_child.py", "local", **INTERPRETED),
         "code": start("exchange_code.py", folder, TRITON_CACHE_DIR=str(folder)),
     }
-    return {name: report_of(child) for name, child in children.items()}
+    return dict(zip(children, reports_of([*children.values()]), strict=True))
 
 
 @pytest.mark.parametrize("subject", ["ranks", "code"])
@@ -95,4 +112,93 @@ def test_processes_exchange_tokens_for_long(ranks, tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_grid_of_simulated_ranks():
-    assert not faults(report_of(start("exchange_child.py", "wide", **INTERPRETED)))
+    (report,) = reports_of([start("exchange_child.py", "wide", **INTERPRETED)])
+    assert not faults(report)
+
+
+WORKLOADS = {
+    "moe_dispatch": (
+        "RANKS=2,TOKENS=8,GROUPS=2,TOPK=2,EXPERTS=4",
+        "RANKS=2,TOKENS=8,GROUPS=2,TOPK=2,EXPERTS=4,fp8=true",
+    ),
+    "moe_combine": (
+        "RANKS=2,TOKENS=8,HIDDEN=256,TOPK=2,EXPERTS=4",
+        "RANKS=2,TOKENS=8,HIDDEN=256,TOPK=2,EXPERTS=4,zero_copy=true",
+    ),
+}
+
+
+def winners_of(kernel: str, plain, **parameters: object) -> Iterator[Winner]:
+    """Yield winners of a kernel, made from one of another kernel."""
+    spec = load_space(Catalog().space_path(kernel))
+    default = spec.templates[0].default
+    candidate = Candidate.of("triton", {**dict(default.parameters), **parameters})
+    renderer = Renderer(Catalog().template_folders)
+    for workload in WORKLOADS[kernel]:
+        yield dataclasses.replace(
+            plain,
+            workload=spec.workload(workload),
+            candidate=candidate,
+            default_candidate=default,
+            source=renderer.render(kernel, "triton", candidate),
+            default=renderer.render(kernel, "triton", default),
+        )
+
+
+CHOSEN = """\
+import torch
+from {package}._runtime.moe.kernels import Shape, kernels_for
+shape = Shape(ranks=2, experts=4, max_tokens=8, hidden=256, topk=2)
+kernels = kernels_for(shape, torch.device("cpu"))
+print(kernels.dispatch[1].__file__, kernels.combine[0].COPY)
+"""
+
+
+@pytest.mark.parametrize(
+    ("buffering", "file", "copy"),
+    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "push")],
+)
+def test_a_buffer_takes_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
+    plain, package = Project(tmp_path / "project").winner(), tmp_path / f"package_{buffering}"
+    winners = [
+        *winners_of("moe_dispatch", plain, BUFFERING=buffering, COPIES="rank"),
+        *winners_of("moe_combine", plain, COPY="pull"),
+    ]
+    specs = [load_space(Catalog().space_path(kernel)) for kernel in WORKLOADS]
+    frozen = [frozen_kernel(Catalog(), spec) for spec in specs]
+    freeze(winners, frozen, package, templates=TEMPLATES)
+    said = subprocess.run(
+        [sys.executable, "-c", CHOSEN.format(package=package.name)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert file in said.stdout, said.stderr
+    assert said.stdout.split()[-1] == copy
+
+
+def soak(ranks: int, rounds: int, store: Path, device: str, **environment: str) -> list[dict]:
+    arguments = (ranks, rounds, store, device)
+    return reports_of(
+        [start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)]
+    )
+
+
+@pytest.mark.slow
+def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path):
+    for report in soak(2, 10, tmp_path / "store", "cpu", **INTERPRETED):
+        assert not faults(report)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(3600)
+def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path):
+    import torch
+
+    ranks = torch.cuda.device_count()
+    if ranks < 2:
+        pytest.skip("exchanging needs two GPUs")
+    environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    for report in soak(ranks, 25_000, tmp_path / "store", "cuda", **environment):
+        assert not faults(report)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from exchange_ranks import DISPATCH
+from tuner.ranks.follower import Follower
 
 from tuner.catalog import Catalog
 from tuner.children.child import Child, ChildSpec
@@ -112,3 +113,40 @@ def test_a_kernel_that_exchanges_nothing_is_refused(team):
     )
     with pytest.raises(Exception, match="does not exchange anything"):
         team.child.request(task.message("prepare"), timeout_s=200)
+
+
+class Recorded:
+    """Stands for a rank and its device: it writes down what it is told to play."""
+
+    def __init__(self, fails: bool) -> None:
+        self.played, self._fails = [], fails
+
+    def play(self, file: str) -> None:
+        self.played.append(file)
+        if self._fails:
+            raise ValueError("cannot be captured")
+
+    def capture(self, call, count: int):
+        for _ in range(count):
+            call()
+        return lambda: self.played.append("replay")
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("fails", "played"), [(False, ["a", "a", "replay"]), (True, ["a"])])
+def test_a_follower_captures_what_it_is_told_and_keeps_in_step_after_a_failure(fails, played):
+    told = [
+        {"operation": "capture", "graph": 7, "answers": True},
+        *2 * [{"operation": "play", "file": "a", "answers": False}],
+        {"operation": "captured", "answers": False},
+        *([] if fails else [{"operation": "replay", "graph": 7, "answers": False}]),
+        {"operation": "synchronize", "answers": True},
+    ]
+    rank, replies = Recorded(fails), []
+    Follower(rank, rank, messages=iter(told), reply=replies.append).follow()
+    assert rank.played == played
+    captured = {"result": None, "error": "ValueError: cannot be captured"}
+    done = {"result": None, "error": None}
+    assert replies == [captured if fails else {**done, "result": True}, done]

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from .kernels import Shape
 
 Hook = Callable[[], None]
 
@@ -60,3 +63,35 @@ class Combined(NamedTuple):
 
     out: Tensor
     hook: Hook | None
+
+
+class Packed(NamedTuple):
+    """What the receive phase of a dispatch writes, but for the counts that it adds to.
+
+    Attributes:
+        rows: [local, rows, hidden] bfloat16 or float8_e4m3fn.
+        scales: [local, rows, groups] float32, rows next to each other; no groups without fp8.
+        source: [local, rows] int32.
+        ranges: [local, ranks] int64.
+        counts: [local] int32.
+    """
+
+    rows: Tensor
+    scales: Tensor
+    source: Tensor
+    ranges: Tensor
+    counts: Tensor
+
+    @classmethod
+    def empty(cls, shape: Shape, device: torch.device, *, fp8: bool) -> Packed:
+        """Return tensors that are not initialised."""
+        local, rows = shape.local, shape.rows
+        element = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        groups = shape.hidden // 128 if fp8 else 0
+        return cls(
+            torch.empty((local, rows, shape.hidden), dtype=element, device=device),
+            torch.empty((local, groups, rows), device=device).transpose(1, 2),
+            torch.empty((local, rows), dtype=torch.int32, device=device),
+            torch.empty((local, shape.ranks), dtype=torch.int64, device=device),
+            torch.empty(local, dtype=torch.int32, device=device),
+        )

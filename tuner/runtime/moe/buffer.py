@@ -15,7 +15,7 @@ from .errors import MisuseError
 from .heap import Heap, heap_of
 from .kernels import Kernels, Shape, default_kernels, kernels_for
 from .layouts import Layouts, check_ids, check_tensor
-from .results import Combined, Dispatched, Handle
+from .results import Combined, Dispatched, Handle, Packed
 from .rounds import Rounds
 
 
@@ -99,26 +99,18 @@ class LowLatencyBuffer:
         self._check_choices(topk_idx, tokens)
         if stats is not None:
             self._check("stats", stats, (self.shape.local,), torch.int32)
-        shape, device, kernel = self.shape, self.device, self.kernels.dispatch[fp8]
-        constants = self._layouts.dispatch[fp8]
+        kernel, constants = self.kernels.dispatch[fp8], self._layouts.dispatch[fp8]
+        packed = Packed.empty(self.shape, self.device, fp8=fp8)
+        rows, scales, source, ranges, counts = packed
+        slots = torch.empty(topk_idx.shape, dtype=torch.int32, device=self.device)
         place = self._rounds.begin("dispatch")
-        packed = (shape.local, shape.rows)
-        element = torch.float8_e4m3fn if fp8 else torch.bfloat16
-        rows = torch.empty((*packed, shape.hidden), dtype=element, device=device)
-        groups = shape.hidden // 128 if fp8 else 0
-        scales = torch.empty((shape.local, groups, shape.rows), device=device).transpose(1, 2)
-        source = torch.empty(packed, dtype=torch.int32, device=device)
-        ranges = torch.empty((shape.local, shape.ranks), dtype=torch.int64, device=device)
-        slots = torch.empty(topk_idx.shape, dtype=torch.int32, device=device)
-        counts = torch.empty(shape.local, dtype=torch.int32, device=device)
-        stats = self._nothing if stats is None else stats
-        totals = torch.empty_like(counts) if stats is self._nothing else stats
         kernel.send(place, x, topk_idx, slots, constants)
 
         def receive() -> None:
-            bytes_or_rows = rows.view(torch.uint8) if fp8 else rows
-            others = (source, ranges, stats, totals, counts)
-            kernel.receive(place, bytes_or_rows, scales, *others, **constants)
+            taken = rows.view(torch.uint8) if fp8 else rows
+            added = (self._nothing, torch.empty_like(counts)) if stats is None else (stats, stats)
+            others = (source, ranges, *added, counts)
+            kernel.receive(place, taken, scales, *others, **constants)
 
         handle = self.handle(slots, source, ranges)
         finish = self._rounds.end(receive, hook=hook)

@@ -8,12 +8,12 @@ from typing import Any
 
 from tuner import codec
 from tuner.plugins import Builder, BuildTask, Device
-from tuner.records import UsageError
+from tuner.records import ChildError, UsageError
 from tuner.runtime.variant import Variant
 from tuner.serve.bench import Bench
 from tuner.serve.blame import blamed
 from tuner.serve.ranks.rank import ROUNDS
-from tuner.serve.ranks.team import Team, TeamDevice
+from tuner.serve.ranks.team import FollowerError, Team, TeamDevice
 from tuner.timing.race import RaceResult
 
 Call = Callable[[], None]
@@ -76,7 +76,10 @@ class TeamBench(Bench):
             "signature": self._signature.to_json(),
             "problem": self.problem.__file__,
         }
-        self._team.ask("prepare", lambda: self._team.rank.prepare(message), **message)
+        try:
+            self._team.ask("prepare", lambda: self._team.rank.prepare(message), **message)
+        except FollowerError as error:  # there is no variant yet to blame
+            raise ChildError(str(error)) from error
         return TeamVerifier(self._team)
 
     def load(self, builder: Builder, task: BuildTask) -> Variant:

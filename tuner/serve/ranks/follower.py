@@ -79,9 +79,11 @@ class Follower:
             for message in waiting:
                 self._rank.play(message["file"])
 
-        graph = self._device.capture(play, 1)
-        for _ in waiting:  # a device without graphs plays nothing, and neither does its leader
-            pass
+        try:
+            graph = self._device.capture(play, 1)
+        finally:
+            for _ in waiting:  # what was told, but not played: the capture failed
+                pass
         if graph is not None:
             self._graphs[number] = graph
         return graph is not None

@@ -15,13 +15,14 @@ from typing import Any
 
 from tuner.plugins import Device
 from tuner.records import DeviceInfo, UsageError
+from tuner.serve.blame import VariantError
 from tuner.serve.ranks.rank import Rank
 
 Call = Callable[[], None]
 
 
-class FollowerError(Exception):
-    """A rank other than 0 failed, or is gone; the message says which and how."""
+class FollowerError(VariantError):
+    """A rank other than 0 failed in what a variant does; the message says which and how."""
 
 
 class Team:

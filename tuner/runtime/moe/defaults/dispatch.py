@@ -38,7 +38,7 @@ def await_signal(signal_ptr, peer, status_ptr, max_polls, PHASE: tl.constexpr):
         value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
         polls += 1
     if value == 0:
-        tl.atomic_cas(status_ptr, 0, (PHASE << RANK_BITS) + peer + 1)
+        tl.atomic_cas(status_ptr, 0, peer + ((PHASE << RANK_BITS) + 1))
     return value != 0
 
 
