@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from exchange_ranks import DISPATCH
-from tuner.ranks.follower import Follower
+from tuner.serve.ranks.follower import Follower
 
 from tuner.catalog import Catalog
 from tuner.children.child import Child, ChildSpec
