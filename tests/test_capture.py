@@ -113,12 +113,17 @@ def test_the_command_runs_a_program_and_writes_what_it_spent(tune, tmp_path):
     assert seen[f"attention_backward {attention}"] == 3
     assert seen["softmax M=32,N=32,dtype=float32"] == 3
     assert list(tmp_path.glob(".*")) == []
-    tuned = tune(
-        *("softmax", "--workloads", "seen.yaml", "--goal", "weighted", "--device", "cpu"),
+
+
+@pytest.mark.slow
+def test_a_captured_program_is_tuned_for(tune, tmp_path):
+    captured(tmp_path, ("softmax", "M=32,N=32,dtype=float32", 1.0))
+    done = tune(
+        *("--workloads", "captured.yaml", "--goal", "weighted", "--device", "cpu"),
         *("--budget", "3s", "--jobs", "1", "--json"),
     )
-    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
-    (winner,) = json.loads(tuned.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (winner,) = json.loads(done.stdout)
     assert winner["workload"]["dims"] == {"M": 32, "N": 32}
 
 

@@ -92,7 +92,7 @@ def fresh(sessions: Sequence[Session], folder: Path) -> list[Session]:
 def test_each_workload_stays_on_one_card_and_both_cards_work(crews, tmp_path):
     sessions, subjects = fresh(crews[0], tmp_path), crews[1]
     logs = [Log(), Log()]
-    ended = run_on(sessions, subjects, Budget(seconds=6), logs)
+    ended = run_on(sessions, subjects, Budget(seconds=4), logs)
     assert [subject for subject, _ in ended] == list(subjects)
     assert all(isinstance(result, Winner) for _, result in ended)
     assert [result.workload for _, result in ended] == [item.task.workload for item in subjects]

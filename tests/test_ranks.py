@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from exchange_ranks import DISPATCH
-from tuner.serve.ranks.follower import Follower
 
 from tuner.catalog import Catalog
 from tuner.children.child import Child, ChildSpec
@@ -18,6 +17,7 @@ from tuner.devices.interpreter import Interpreter
 from tuner.plan import Request, plan
 from tuner.records import Candidate, UsageError
 from tuner.render import Renderer
+from tuner.serve.ranks.follower import Follower
 from tuner.space.kernel import load_space
 
 H200 = Cuda.target("90")

@@ -165,6 +165,7 @@ def test_a_file_of_no_known_format_is_refused_by_its_name(tmp_path, content):
         read_seeds(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path):
     done = tune(
         *("scale", "--kernels", str(KERNELS), "--device", "cpu", "--budget", "5s"),
@@ -175,6 +176,9 @@ def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path)
     assert "left out 2 x cpu: UNROLL=16 is not one of 1, 2, 4, 8" in done.stdout
     assert "winner: cpu(THREADS=false, UNROLL=" in done.stdout
     assert "WASTE=0)" in done.stdout
+
+
+def test_a_seed_that_is_not_there_ends_the_command_at_once(tune, tmp_path):
     bad = tune("scale", "--seed-from", "nowhere.json")
     assert bad.returncode == 2
     assert "--seed-from nowhere.json: cannot be read" in bad.stderr
