@@ -39,7 +39,7 @@ QUICK = "import tuner.serve.experiments\ntuner.experiments.BUDGET_S = 0.05\n"
 
 def customized(folder: Path, text: str) -> Workers:
     """Return workers whose children run something before all else."""
-    (folder / "sitecustomize.py").write_text(QUICK + text)
+    (folder / "sitecustomize.py").write_text(text + QUICK)
     return workers_on(folder, PYTHONPATH=os.pathsep.join((str(folder), str(ROOT))))
 
 
