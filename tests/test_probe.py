@@ -34,7 +34,7 @@ def workers_on(folder: Path, device: str = "cpu", **variables: str) -> Workers:
     return Workers(spec, jobs=1, sources=folder / "sources")
 
 
-QUICK = "import tuner.serve.experiments\ntuner.experiments.BUDGET_S = 0.05\n"
+QUICK = "import tuner.serve.experiments\ntuner.serve.experiments.BUDGET_S = 0.05\n"
 
 
 def customized(folder: Path, text: str) -> Workers:
