@@ -19,6 +19,15 @@ COLUMNS = (
 )
 
 
+BUDGETS = ("25", "50", "100")
+"""Evaluations after which a search is judged."""
+
+SEARCH_COLUMNS = (
+    *("date", "space", "sampler", "seeds", *(f"share_{budget}" for budget in BUDGETS)),
+    *("evaluations_to_95", "proposal_ms", "version"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A time in milliseconds with the interval that it lies in."""
@@ -81,14 +90,14 @@ class ResultsFile:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file.
+    """Return the rows of a file of times or of searches.
 
     Raises:
-        ValueError: Its columns are not `COLUMNS`.
+        ValueError: Its columns are neither `COLUMNS` nor `SEARCH_COLUMNS`.
     """
     with path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        if tuple(reader.fieldnames or ()) not in (COLUMNS, SEARCH_COLUMNS):
             raise ValueError(f"{path}: the columns are {reader.fieldnames}, not {COLUMNS}")
         return list(reader)
 

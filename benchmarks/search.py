@@ -13,22 +13,18 @@ import datetime
 import importlib.metadata
 import io
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+
+from rows import BUDGETS, SEARCH_COLUMNS, read
+from tables import search_table
 
 from tuner.package.files import replace
 from tuner.search.replay import SAMPLERS, Run, Summary, search, summarise
 from tuner.search.tables import Table, read_tables
 
 SPACES = Path(__file__).parent / "spaces"
-BUDGETS = ("25", "50", "100")
-COLUMNS = (
-    *("date", "space", "sampler", "seeds", *(f"share_{budget}" for budget in BUDGETS)),
-    *("evaluations_to_95", "proposal_ms", "version"),
-)
-
 Searcher = Callable[[Table, int, int], Run]
 """Searches a table with a seed for a number of evaluations."""
 
@@ -74,11 +70,11 @@ def version(package: str) -> str:
     return f"{package} {importlib.metadata.version(package)}"
 
 
-def row(summary: Summary, made_by: str) -> dict[str, object]:
+def row(summary: Summary, made_by: str) -> dict[str, str]:
     """Return a summary as a row of the results."""
     reached = summary.evaluations_to_95
     proposal_ms = "" if math.isnan(summary.proposal_ms) else summary.proposal_ms
-    return {
+    values = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "space": summary.space,
         "sampler": summary.sampler,
@@ -88,36 +84,22 @@ def row(summary: Summary, made_by: str) -> dict[str, object]:
         "proposal_ms": proposal_ms,
         "version": made_by,
     }
+    return {name: str(value) for name, value in values.items()}
 
 
-def save(path: Path, rows: Mapping[tuple[str, str], Mapping[str, object]]) -> None:
+def save(path: Path, rows: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
     """Write the rows, sorted by space and sampler."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, SEARCH_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows[key] for key in sorted(rows))
     replace(path, text.getvalue().encode())
 
 
-def known(path: Path) -> dict[tuple[str, str], Mapping[str, object]]:
+def known(path: Path) -> dict[tuple[str, str], Mapping[str, str]]:
     """Return the rows of a file by space and sampler; none if there is no file."""
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        return {(line["space"], line["sampler"]): line for line in csv.DictReader(file)}
-
-
-def overview(rows: Mapping[tuple[str, str], Mapping[str, object]]) -> Iterator[str]:
-    """Yield a line per sampler: mean shares and the median of the evaluations to 95 %."""
-    for sampler in sorted({sampler for _, sampler in rows}):
-        mine = [line for (_, name), line in rows.items() if name == sampler]
-        shares = [statistics.fmean(float(str(r[f"share_{b}"])) for r in mine) for b in BUDGETS]
-        reached = [float(str(r["evaluations_to_95"] or math.inf)) for r in mine]
-        yield (
-            f"{sampler:40} {len(mine):3} spaces  "
-            + "  ".join(f"{share:.3f}" for share in shares)
-            + f"  {statistics.median(reached):g} evaluations to 95 %"
-        )
+    rows = read(path) if path.exists() else []
+    return {(line["space"], line["sampler"]): line for line in rows}
 
 
 def main() -> None:
@@ -143,7 +125,7 @@ def main() -> None:
             print(summary, flush=True)
             rows[table.space, name] = row(summary, made_by)
             save(arguments.output, rows)
-    print(*overview(rows), sep="\n")
+    print(search_table(list(rows.values()), arguments.output.name))
 
 
 if __name__ == "__main__":

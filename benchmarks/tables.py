@@ -7,8 +7,9 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, median
 
-from rows import read
+from rows import BUDGETS, SEARCH_COLUMNS, read
 
 from tuner.package.files import replace
 
@@ -18,6 +19,9 @@ RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 OURS = "tuner"
 NONE = "–"
+
+_EQUAL = 0.002
+"""Shares that differ by less are equal: runs of the same sampler differ by more."""
 
 Row = Mapping[str, str]
 
@@ -33,6 +37,9 @@ def section(results: Path) -> str:
     parts = [_LEGEND]
     for path in sorted(results.glob("*.csv")):
         rows = read(path)
+        if rows and tuple(rows[0]) == SEARCH_COLUMNS:
+            parts.append(search_table(rows, path.name))
+            continue
         for device in _distinct(rows, "device"):
             parts += _device(path, device, [row for row in rows if row["device"] == device])
     if len(parts) == 1:
@@ -51,6 +58,40 @@ def with_section(readme: str, text: str) -> str:
     if not (begin and end) or BEGIN in rest or END in after:
         raise ValueError(f"the README must have {BEGIN} and {END}, once each and in this order")
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def search_table(rows: Sequence[Row], name: str) -> str:
+    """Return the table of the searches of recorded spaces: a line per sampler, the best first."""
+    lines = []
+    for sampler in _distinct(rows, "sampler"):
+        mine = [row for row in rows if row["sampler"] == sampler]
+        shares = [fmean(float(row[f"share_{budget}"]) for row in mine) for budget in BUDGETS]
+        reached = median(float(row["evaluations_to_95"] or math.inf) for row in mine)
+        first = f"{sum(_is_first(row, rows) for row in mine)} of {len(mine)}"
+        soon = f"{reached:g}" if math.isfinite(reached) else "over 100"
+        figures = [*(f"{share:.3f}" for share in shares), soon, first]
+        lines.append((shares[-1], f"| {sampler} | {' | '.join(figures)} |"))
+    lines.sort(reverse=True)
+    head = "| sampler | after 25 | 50 | 100 | to 95 % | first |"
+    table = [head, "| --- | ---: | ---: | ---: | ---: | ---: |", *(line for _, line in lines)]
+    about = (
+        f"**Search** of {len(_distinct(rows, 'space'))} tuning spaces that others measured in "
+        f"full ({rows[0]['seeds']} runs each; `benchmarks/results/{name}`): share of the best "
+        "configuration's speed after so many evaluations, evaluations to 95 % of it (median), and "
+        f"on how many spaces no other was more than {_EQUAL:g} ahead after 100."
+    )
+    return "\n".join([about, "", *table])
+
+
+def _is_first(row: Row, rows: Sequence[Row]) -> bool:
+    """Return whether a sampler was ahead of all others on a space; its own batches are none."""
+    name = row["sampler"].partition(",")[0]
+    others = (
+        float(other["share_100"])
+        for other in rows
+        if other["space"] == row["space"] and other["sampler"].partition(",")[0] != name
+    )
+    return float(row["share_100"]) >= max(others, default=0.0) - _EQUAL
 
 
 def _device(path: Path, device: str, rows: Sequence[Row]) -> Iterator[str]:

@@ -92,6 +92,31 @@ def test_a_stale_readme_is_found_and_rewritten(tmp_path):
     assert "| geometric mean |  |  | 2.00 | – |" in text
 
 
+def test_searches_are_ranked_by_what_they_reach(tmp_path):
+    def row(space, sampler, share, reached):
+        shares = {f"share_{budget}": share for budget in rows.BUDGETS}
+        blank = dict.fromkeys(rows.SEARCH_COLUMNS, "20")
+        return {
+            **blank,
+            **{"space": space, "sampler": sampler, "evaluations_to_95": reached},
+            **shares,
+        }
+
+    found = [
+        row("one", "random", "0.9", ""),
+        row("one", "tuner", "0.99", "20"),
+        row("one", "tuner, 8 in flight", "0.995", "21"),
+        row("two", "random", "0.9", ""),
+        row("two", "tuner", "0.8", "40"),
+    ]
+    lines = tables.search_table(found, "search.csv").splitlines()
+    assert lines[4:] == [
+        "| tuner, 8 in flight | 0.995 | 0.995 | 0.995 | 21 | 1 of 1 |",
+        "| random | 0.900 | 0.900 | 0.900 | over 100 | 1 of 2 |",
+        "| tuner | 0.895 | 0.895 | 0.895 | 30 | 1 of 2 |",
+    ]
+
+
 def test_a_readme_without_markers_is_refused():
     with pytest.raises(ValueError, match="must have <!-- results -->"):
         tables.with_section("no markers", "text")
