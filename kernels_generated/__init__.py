@@ -176,6 +176,8 @@ def rms_norm_backward(
 def softmax(x: Tensor) -> Tensor:
     """y = softmax(x) over each row.
 
+    Differentiable once; the derivative of its derivative is refused.
+
     Args:
         x: [M, N].
 

@@ -378,6 +378,8 @@ def test_no_winners(output: Path, project: Project) -> None:
         freeze_into(output, project)
     freeze_into(output, project, project.winner())
     (output / "_runtime" / "cpp.py").unlink()
+    (output / "mix" / "problem.py").write_text("EDGE_SHAPES = ()\n")
+    assert len(drifts(output, project)) == 2
     freeze_into(output, project)  # brings the package up to date
     assert drifts(output, project) == []
 

@@ -208,6 +208,23 @@ def test_chosen(package: ModuleType) -> None:
     assert package.blend.chosen(M=8, N=8) == exact
 
 
+def test_chosen_asks_for_no_dtype_that_only_another_kind_of_device_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = folder / "mix" / ARCH
+    data = json.loads((own / "manifest.json").read_text())
+    data["device"]["kind"] = "cuda"
+    data["defaults"] = dict.fromkeys(("bfloat16", "float16"), data["defaults"]["float32"])
+    for entry in data["workloads"]:
+        entry["workload"]["dtype"] = "bfloat16"
+    (folder / "mix" / "sm00").mkdir()
+    (folder / "mix" / "sm00" / "manifest.json").write_text(json.dumps(data))
+    monkeypatch.syspath_prepend(str(folder.parent))
+    mix = importlib.import_module(folder.name).mix
+    assert mix.chosen(M=8, N=8, device="cpu").reason == "exact"
+    assert mix.chosen(M=8, N=8, dtype="float32", device="cpu").reason == "exact"
+
+
 @pytest.mark.parametrize(
     "values, message",
     [

@@ -99,7 +99,8 @@ class Kernel:
         """Return which variant serves a shape, and why.
 
         Args:
-            dtype: Torch's name of the element type; None stands for the only one that is served.
+            dtype: Torch's name of the element type; None stands for the only one that was tuned
+                for this kind of device, or is served there.
             device: A device; None stands for the accelerator, where something is frozen for one
                 and one is here, else the CPU.
             values: Extents of the dims and values of the flags.
@@ -107,16 +108,12 @@ class Kernel:
         flag_names = set(self._flags)
         extents = {name: value for name, value in values.items() if name not in flag_names}
         flags = {name: value for name, value in values.items() if name in flag_names}
-        served = sorted(
-            {name for item in self.dispatch.manifests for name in item.data["defaults"]}
-        )
-        if dtype is None and len(served) != 1:
-            raise ValueError(f"{self.label}: dtype must be one of {', '.join(served) or 'none'}")
+        place = self._device(device)
         return self.dispatch.choose(
             self.signature.complete(cast("dict[str, int]", extents)),
-            dtype=dtype or served[0],
+            dtype=dtype or self.dispatch.only_dtype(place),
             flags=self.signature.complete_flags(flags),
-            device=self._device(device),
+            device=place,
         )
 
     def variant(self, path: Path, language: str) -> Variant:

@@ -9,7 +9,7 @@ import click
 
 from tuner.catalog import Catalog
 from tuner.cover import Limits, cover
-from tuner.package.freeze import freeze
+from tuner.package.freeze import FrozenKernel, freeze
 from tuner.plan import frozen_kernel
 from tuner.records import UsageError, Winner
 from tuner.render import Renderer
@@ -43,6 +43,8 @@ def freeze_winners(catalog: Catalog, winners: Sequence[Winner], output: Path) ->
 def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | None = None) -> None:
     """Write the package from the winners of every architecture in a store.
 
+    What the package has of other kernels stays, brought up to date with what they are now.
+
     Args:
         catalog: Where the kernels are.
         root: Folder of the stores.
@@ -53,8 +55,11 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
     # which come last, replace those of other devices or versions.
     stores = sorted(open_stores(root), key=lambda store: "@" not in store.folder.name)
     winners = [winner for store in stores for winner in _chosen(store, limits)]
-    if not winners:
+    kernels = _packaged(catalog, output)
+    if not winners and not kernels:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
+    if kernels:
+        freeze([], kernels, output, templates=catalog.template_folders[-1])
     current = freeze_winners(catalog, winners, output)
     click.echo(f"{output}: {len(current)} winners frozen")
     served = {(winner.device.arch, winner.workload) for winner in current}
@@ -82,17 +87,22 @@ def check_package(catalog: Catalog, output: Path) -> int:
     """Print what differs between a package and what would be frozen; return the exit status."""
     from tuner.package.drift import check
 
-    kernels = [
-        frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
-        for kernel in catalog.kernels
-        if (output / kernel).is_dir()
-    ]
+    kernels = _packaged(catalog, output)
     renderer = Renderer(catalog.template_folders)
     drifts = check(output, kernels, renderer, templates=catalog.template_folders[-1])
     for drift in drifts:
         click.echo(drift, err=True)
     click.echo(f"{output}: {len(drifts)} differences")
     return 1 if drifts else 0
+
+
+def _packaged(catalog: Catalog, output: Path) -> list[FrozenKernel]:
+    """Return the kernels that a package has, as they are now."""
+    return [
+        frozen_kernel(catalog, load_space(catalog.space_path(kernel)))
+        for kernel in catalog.kernels
+        if (output / kernel).is_dir()
+    ]
 
 
 def export_store(form: str, root: Path, output: Path) -> None:

@@ -80,7 +80,8 @@ def freeze(
 
     Args:
         winners: The variants to freeze.
-        kernels: The kernels that they are of; others are ignored.
+        kernels: The kernels that they are of, and those whose files in the package are to be
+            brought up to date; what has neither winners nor a folder there is ignored.
         output: Folder of the package; its name is the name to import.
         templates: Folder that holds ``package/``, the package's own templates.
 
@@ -93,7 +94,9 @@ def freeze(
     won = {winner.workload.kernel for winner in winners}
     if missing := won.difference(known):
         raise UsageError(f"winners of kernels that are not given: {', '.join(sorted(missing))}")
-    chosen = [known[name] for name in sorted(won)]
+    chosen = [
+        known[name] for name in sorted(known) if name in won or (output / name / KERNEL).is_file()
+    ]
     output.parent.mkdir(parents=True, exist_ok=True)
     with _locked(output.parent):
         if output.exists() and any(output.iterdir()):

@@ -173,6 +173,23 @@ class Dispatch:
             raise NotImplementedError(self._no_variant(dtype, arch, kind))
         return found
 
+    def only_dtype(self, device: torch.device) -> str:
+        """Return the only element type that was tuned for a kind of device, or is served there.
+
+        Raises:
+            ValueError: There are several, or none.
+        """
+        mine = [item for item in self.manifests if item.kind == device_kind(device)]
+        tuned = {entry.dtype for item in mine for entry in item.entries}
+        served = {name for item in mine for name in item.data["defaults"]}
+        for names in (tuned, served):
+            if len(names) == 1:
+                return names.pop()
+        raise ValueError(
+            f"{self.package}.{self.signature.kernel}: dtype must be one of "
+            f"{', '.join(sorted(served)) or 'none'}"
+        )
+
     def _foreign_defaults(self, dtype: str, kind: str) -> Iterator[Choice]:
         """Yield the defaults of the kind's other architectures, the latest frozen first."""
         manifests = [manifest for manifest in self.manifests if manifest.kind == kind]
