@@ -51,11 +51,12 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
         output: The package.
         limits: How few variants must serve how well; None freezes every winner.
     """
+    kernels = _packaged(catalog, output)
+    found = open_stores(root) if root.is_dir() or not kernels else []
     # Of merged stores, the one with the architecture's own name is the latest: its winners,
     # which come last, replace those of other devices or versions.
-    stores = sorted(open_stores(root), key=lambda store: "@" not in store.folder.name)
+    stores = sorted(found, key=lambda store: "@" not in store.folder.name)
     winners = [winner for store in stores for winner in _chosen(store, limits)]
-    kernels = _packaged(catalog, output)
     if not winners and not kernels:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
     if kernels:
