@@ -25,13 +25,14 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def tune(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command in a folder of its own."""
+    """Run the command in a folder of its own, with the tests' python as ``python``."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
     def run(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "tuner", *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "PATH": path},
             capture_output=True,
             text=True,
             timeout=timeout,

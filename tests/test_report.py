@@ -62,7 +62,7 @@ def tuned(tmp_path_factory) -> Path:
     template.write_text("// TILE={{ TILE }}\n" + template.read_text())
     done = run(
         *(folder, "hostile", "--kernels", "own", "--device", "cpu", "--jobs", "1"),
-        *("--workload", "N=4096", "--workload", "N=100000", "--budget", "8s"),
+        *("--workload", "N=65536", "--workload", "N=100000", "--budget", "8s"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
