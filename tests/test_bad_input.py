@@ -1,0 +1,120 @@
+"""What users get wrong: a line that says so and exit status 2, never a traceback."""
+
+import json
+
+import pytest
+
+from tuner.cli.main import main
+from tuner.records import Candidate, Measurement, TunerError, Workload
+from tuner.store import Store, open_stores
+
+WORKLOAD = Workload("scale", (("N", 3),), "float32")
+TIMED = Measurement(1.0, 0.9, 1.1, 10, "warm", 0.2)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder and return the error that it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def filled(root) -> Store:
+    store = Store(root, "arch")
+    store.add_trial(WORKLOAD, Candidate.of("cpu", {"UNROLL": 1}), "ab", TIMED, seconds=0.1)
+    return store
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "matmul", "--timeout", "nan"),
+        ("run", "matmul", "--timeout", "-1"),
+        ("run", "matmul", "--seed", "-1"),
+        ("run", "matmul", "--seed", "4294967296"),
+        ("verify", "softmax", "--timeout", "inf"),
+        ("bench", "matmul", "--output", "a.json", "--budget", "nan"),
+        ("explain", "matmul", "--budget", "nan"),
+        ("recheck", "--budget", "nan"),
+        ("freeze", "--max-slowdown", "nan"),
+        ("freeze", "--max-slowdown", "inf"),
+    ],
+)
+def test_a_number_out_of_its_range_is_named(refused, arguments):
+    assert f"Invalid value for '{arguments[-2]}'" in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "softmax", "--device", "cpu", "--store", "file"),
+        ("probe", "--device", "cpu", "--store", "file"),
+        ("export", "--format", "t4", "--output", "file/b", "--store", "filled"),
+        ("export", "--format", "json", "--output", "folder", "--store", "filled"),
+        ("export", "--format", "optuna", "--output", "none/b", "--store", "filled"),
+        ("merge", "filled", "--output", "file/b"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_named(refused, tmp_path, arguments):
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "folder").mkdir()
+    filled(tmp_path / "filled")
+    error = refused(*arguments)
+    assert error.startswith("tune: ") and error.count("\n") == 1
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [("bad-name", "cannot be imported"), ("file", "not a package"), ("folder", "not a package")],
+)
+def test_an_output_that_cannot_be_is_refused_before_anything_is_timed(
+    refused, tmp_path, output, reason
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.py").write_text("")
+    assert reason in refused("run", "softmax", "--device", "cpu", "--output", output)
+    assert not (tmp_path / ".tuner").exists()
+
+
+@pytest.mark.parametrize("line", ["7", "[]", '"x"', "{}", '{"schema_version": "1"}'])
+def test_a_line_that_is_none_of_a_store_is_damaged(tmp_path, line):
+    with filled(tmp_path).path.open("a") as file:
+        file.write(line + "\n")
+    (store,) = open_stores(tmp_path)
+    assert (len(store.trials), store.damaged_lines) == (1, 1)
+    store.forget()
+    assert store.damaged_lines == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"trial": 5},
+        {"trial": {}},
+        {"trial": {"number": 1, "workload": 3}},
+        {"winner": []},
+        {"winner": {"workload": {"kernel": "a", "dims": [], "dtype": "x"}}},
+        {"quarantine": {}},
+        {"quarantine": 4},
+        {"refusal": {"workload": 1, "source_sha256": "a", "rejection": {}}},
+        {"device": 7},
+    ],
+)
+def test_an_entry_of_another_form_is_refused_with_its_file(tmp_path, refused, entry):
+    path = filled(tmp_path / "a").path
+    with path.open("a") as file:
+        file.write(json.dumps({"schema_version": 1, **entry}) + "\n")
+    with pytest.raises(TunerError, match="not as this version writes it"):
+        open_stores(tmp_path / "a")
+    for command in (("explain", "--store", "a"), ("merge", "a", "--output", "b")):
+        assert "a/arch/trials.jsonl" in refused(*command)
+    assert not (tmp_path / "b").exists()
