@@ -1,8 +1,10 @@
 """What users get wrong: a line that says so and exit status 2, never a traceback."""
 
 import json
+import shutil
 
 import pytest
+from conftest import KERNELS
 
 from tuner.cli.main import main
 from tuner.records import Candidate, Measurement, TunerError, Workload
@@ -118,3 +120,27 @@ def test_an_entry_of_another_form_is_refused_with_its_file(tmp_path, refused, en
     for command in (("explain", "--store", "a"), ("merge", "a", "--output", "b")):
         assert "a/arch/trials.jsonl" in refused(*command)
     assert not (tmp_path / "b").exists()
+
+
+GOOD = (KERNELS / "problems" / "scale.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GOOD.replace("def reference", "def referenz"), "scale.py: must define the function"),
+        (GOOD.replace("EDGE_SHAPES", "EDGES"), "scale.py: must define EDGE_SHAPES"),
+        (GOOD + "\nEDGE_SHAPES = ({'M': 3},)\n", "EDGE_SHAPES: {'M': 3} must give the extent"),
+        (GOOD + "\ndef reference(**_):\n    return {'z': 1}\n", "reference() must return"),
+        (GOOD + "\ndef reference(**_):\n    return 1 / 0\n", "reference: ZeroDivisionError"),
+        (GOOD + "\ndef tolerance(*_):\n    return {'rtoll': 1}\n", "tolerance() must return"),
+        (GOOD + "\nimport nonesuch\n", "scale.py:"),
+        (GOOD + "\nx = (\n", "SyntaxError"),
+    ],
+)
+def test_what_is_wrong_with_a_problem_is_one_line(refused, tmp_path, text, reason):
+    shutil.copytree(KERNELS, tmp_path / "own")
+    (tmp_path / "own" / "problems" / "scale.py").write_text(text)
+    workload = ("--workload", "N=100,dtype=float32", "--budget", "1trials")
+    error = refused("run", "scale", "--kernels", "own", "--device", "cpu", *workload)
+    assert reason in error and error.count("\n") == 1

@@ -67,7 +67,7 @@ def test_what_is_wrong_in_some_cases_fails_in_those(tmp_path):
     wrong = [line for line in lines if line.endswith(" FAIL")]
     assert wrong
     assert len(wrong) < len(lines)
-    assert all("N=4096" in line and "must be" in line for line in wrong)
+    assert all("N=65536" in line and "must be" in line for line in wrong)
     assert last == f"{len(wrong)} of {len(lines)} failed"
 
 
