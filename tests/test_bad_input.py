@@ -28,6 +28,12 @@ def refused(tmp_path, monkeypatch, capsys):
     return run
 
 
+def succeed(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+
+
 def filled(root) -> Store:
     store = Store(root, "arch")
     store.add_trial(WORKLOAD, Candidate.of("cpu", {"UNROLL": 1}), "ab", TIMED, seconds=0.1)
@@ -144,3 +150,37 @@ def test_what_is_wrong_with_a_problem_is_one_line(refused, tmp_path, text, reaso
     workload = ("--workload", "N=100,dtype=float32", "--budget", "1trials")
     error = refused("run", "scale", "--kernels", "own", "--device", "cpu", *workload)
     assert reason in error and error.count("\n") == 1
+
+
+def test_damaged_lines_are_told(tmp_path, monkeypatch, capsys):
+    path = filled(tmp_path / "a").path
+    path.write_bytes(path.read_bytes() + b'{"schema_ver\n')
+    monkeypatch.chdir(tmp_path)
+    succeed("explain", "--store", "a")
+    assert "1 trials, 1 damaged lines skipped" in capsys.readouterr().out
+    succeed("export", "--format", "csv", "--output", "b.csv", "--store", "a")
+    assert "trials.jsonl: 1 damaged lines skipped" in capsys.readouterr().err
+
+
+def test_a_kernel_without_trials_is_refused(refused, tmp_path):
+    filled(tmp_path / "a")
+    assert "these have: scale" in refused("explain", "--store", "a", "--kernel", "sacle")
+
+
+def test_a_capture_that_cannot_be_written_runs_no_program(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    program = ("--", "python", "-c", "open('ran', 'w')")
+    assert "file" in refused("capture", "--output", "file/c.yaml", *program)
+    assert "no program 'python9.9'" in refused("capture", "--", "python9.9", "x.py")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_long_wrong_value_is_cut(refused, tmp_path):
+    (tmp_path / "long.yaml").write_text("x" * 5000)
+    assert len(refused("run", "--device", "cpu", "--workloads", "long.yaml")) < 400
+
+
+def test_asking_for_a_device_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    succeed("devices")
+    assert list(tmp_path.iterdir()) == []

@@ -126,7 +126,8 @@ class _Tuning:
             self._final_s = _FINAL_LEAST_S
         finalists = self._finalists()
         if not finalists:
-            return Failure(self._workload, "no candidate is valid")
+            ended = "interrupted before any candidate was timed" if self.interrupted else None
+            return Failure(self._workload, ended or "no candidate is valid")
         self._final_s = max(self._final_s, _seconds_to_decide(finalists))
         self._observer.final(self._workload, len(finalists))
         winner = self._race(finalists)

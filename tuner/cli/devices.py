@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tuner.catalog import device_class, device_kinds, split_device
 from tuner.children.child import ChildSpec
@@ -19,7 +20,10 @@ def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
     """Return what is known of a device, asked in a child where that needs torch."""
     if split_device(name)[0] == "cpu":
         return device_class("cpu")().info()
-    with workers_for(name, Path(".tuner"), environment) as workers:
+    with (
+        TemporaryDirectory(prefix="tuner-") as folder,
+        workers_for(name, Path(folder), environment) as workers,
+    ):
         return workers.info()
 
 

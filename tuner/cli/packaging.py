@@ -51,7 +51,7 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
     """
     # Of merged stores, the one with the architecture's own name is the latest: its winners,
     # which come last, replace those of other devices or versions.
-    stores = sorted(open_stores(root), key=lambda store: "@" not in store.folder.name)
+    stores = sorted(_opened(root), key=lambda store: "@" not in store.folder.name)
     winners = [winner for store in stores for winner in _chosen(store, limits)]
     if not winners:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
@@ -62,6 +62,15 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
         click.echo(f"{replaced} of them replaced by those of a later device or version")
     if stale := len(winners) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
+
+
+def _opened(root: Path) -> list[Store]:
+    """Return the stores under a folder, and say what of them could not be read."""
+    stores = open_stores(root)
+    for store in stores:
+        if store.damaged_lines:
+            click.echo(f"{store.path}: {store.damaged_lines} damaged lines skipped", err=True)
+    return stores
 
 
 def _chosen(store: Store, limits: Limits | None) -> Iterator[Winner]:
@@ -99,7 +108,7 @@ def export_store(form: str, root: Path, output: Path) -> None:
     """Write the winners or trials of a store in a format that others read."""
     from tuner.package.export import write
 
-    stores = open_stores(root)
+    stores = _opened(root)
     winners = [winner for store in stores for winner in store.winners]
     trials = [trial for store in stores for trial in store.trials]
     for path in write(form, output, winners=winners, trials=trials):
