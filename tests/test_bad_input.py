@@ -4,10 +4,14 @@ import json
 import shutil
 
 import pytest
+import triton
 from conftest import KERNELS
 
 from tuner.cli.main import main
 from tuner.records import Candidate, Measurement, TunerError, Workload
+from tuner.runtime.moe.buffer import LowLatencyBuffer
+from tuner.runtime.moe.errors import MisuseError
+from tuner.runtime.moe.heap import LocalGroup
 from tuner.store import Store, open_stores
 
 WORKLOAD = Workload("scale", (("N", 3),), "float32")
@@ -184,3 +188,22 @@ def test_asking_for_a_device_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     succeed("devices")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compiler", ["nonesuch", "false"])
+def test_a_missing_compiler_is_one_line(refused, monkeypatch, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    workload = ("--workload", "M=4,N=8,dtype=float32", "--budget", "1trials")
+    error = refused("run", "softmax", "--device", "cpu", *workload)
+    assert "no C++ compiler" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["run", "softmax"], ["show", "softmax"]])
+def test_a_cpu_has_no_index(refused, command):
+    assert "cpu is one device" in refused(*command, "--device", "cpu:7")
+
+
+def test_tokens_on_a_cpu_need_the_interpreter(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(MisuseError, match="TRITON_INTERPRET=1"):
+        LowLatencyBuffer(LocalGroup(1)[0], 4, 128, 2, topk=2)

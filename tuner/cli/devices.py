@@ -39,8 +39,15 @@ def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | st
 
 
 def resolve_device(name: str, environment: Mapping[str, str]) -> str:
-    """Return the device that ``auto`` stands for: the first accelerator, else the CPU."""
+    """Return the device that ``auto`` stands for: the first accelerator, else the CPU.
+
+    Raises:
+        UsageError: It has an index, and there is only one.
+    """
     if name != "auto":
+        kind, index = split_device(name)
+        if index and device_class(kind).shares_host:
+            raise UsageError(f"--device {name}: {kind} is one device; write {kind}")
         return name
     for kind in ("cuda", "hip", "xpu", "accelerator"):
         if isinstance(present_devices(environment)[kind], DeviceInfo):
