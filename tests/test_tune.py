@@ -155,6 +155,31 @@ def test_an_interrupt_freezes_the_best_so_far(tmp_path):
     assert children_of(tmp_path) == []
 
 
+def test_an_interrupt_before_anything_was_timed_says_so(tmp_path):
+    process = start(tmp_path, "matmul", "--device", "cpu", "--budget", "120s")
+    for line in process.stdout:
+        if "candidates" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "none: interrupted" in " ".join(printed.replace("│", " ").split()), printed
+
+
+def test_an_interrupt_in_the_final_freezes_what_won_before(tmp_path):
+    two = ("--workload", "N=1000", "--workload", "N=2000")
+    process = start(tmp_path, "scale", *OWN, *two, "--budget", "3trials")
+    finals = 0
+    for line in process.stdout:
+        finals += "race against" in line
+        if finals == 2:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (0, 1)  # 0 if the final was over before the interrupt came
+    imports(tmp_path, "import torch; from kernels_generated import scale; scale(torch.ones(3))")
+
+
 def test_two_runs_share_a_store(tmp_path):
     runs = [
         start(tmp_path, "scale", *OWN, "--budget", "6trials", "--seed", str(seed))

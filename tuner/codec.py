@@ -32,8 +32,10 @@ def from_json(kind: type[Record], data: Mapping[str, Any]) -> Record:
     """Return the record of a kind that `to_json` turned into these values.
 
     Raises:
-        records.TunerError: A key is missing or unknown.
+        records.TunerError: A key is missing or unknown, or a value has another form.
     """
+    if not isinstance(data, Mapping):
+        raise records.TunerError(f"{kind.__name__}: must be an object, but got {data!r}")
     hints = _hints(kind)
     if unknown := set(data) - set(hints):
         raise records.TunerError(
@@ -41,7 +43,7 @@ def from_json(kind: type[Record], data: Mapping[str, Any]) -> Record:
         )
     try:
         return kind(**{name: _decode(hints[name], value) for name, value in data.items()})
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         raise records.TunerError(f"{kind.__name__}: {error}") from error
 
 

@@ -132,7 +132,7 @@ def _choose(winners: Sequence[Winner], times: _Times, limits: Limits) -> list[st
     for winner in winners:
         if all(winner not in times[sha] for sha in chosen):
             raise UsageError(
-                f"--max-variants {limits.variants}: {winner.workload.kernel} {winner.workload} "
+                f"--max-variants {most}: {winner.workload.kernel} {winner.workload} "
                 f"was measured with none of the {len(chosen)} that serve the others best: allow "
                 "more, or run `tune` again, which tries what won elsewhere"
             )

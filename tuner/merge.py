@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.records import UsageError
-from tuner.store import log_line, read_line
+from tuner.store import decode, log_line, read_line
 
 Json = dict[str, Any]
 Maker = tuple[str, tuple[tuple[str, str], ...]]
@@ -104,6 +104,8 @@ def _entries(path: Path) -> Iterator[tuple[Maker, Json]]:
     """
     lines = path.read_bytes().splitlines()
     entries = [entry for line in lines if (entry := read_line(line, path)) is not None]
+    for entry in entries:
+        decode(entry, path)  # refuses what could not be read from the merged store either
     devices = [entry["winner"]["device"] for entry in entries if "winner" in entry]
     maker = _maker(devices[0]) if devices else UNKNOWN
     for entry in entries:

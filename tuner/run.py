@@ -31,6 +31,7 @@ RIVAL = "rival"
 
 _FINALISTS = 4
 _FINAL_SHARE = 0.2
+_CUT = "interrupted before a winner was known"
 _FINAL_LEAST_S = 1.0
 _FINAL_MOST_S = 10.0
 _FINAL_BLOCKS = 15
@@ -92,6 +93,9 @@ def tune(
         interrupted = tuning.interrupted
     except DefaultRejected as error:
         result = Failure(subject.task.workload, str(error))
+    except KeyboardInterrupt:  # while the search was prepared, or in the final
+        session.workers.restart()
+        interrupted, result = True, Failure(subject.task.workload, _CUT)
     observer.end(result)
     return result, interrupted
 
@@ -126,7 +130,7 @@ class _Tuning:
             self._final_s = _FINAL_LEAST_S
         finalists = self._finalists()
         if not finalists:
-            return Failure(self._workload, "no candidate is valid")
+            return Failure(self._workload, _CUT if self.interrupted else "no candidate is valid")
         self._final_s = max(self._final_s, _seconds_to_decide(finalists))
         self._observer.final(self._workload, len(finalists))
         winner = self._race(finalists)

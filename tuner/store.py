@@ -78,7 +78,7 @@ class Store:
         """Read the lines that were appended since the last call, by whatever process.
 
         Raises:
-            TunerError: A line was written by a newer version.
+            TunerError: A line was written by a newer version, or by something else.
         """
         if not self.path.exists():
             return
@@ -142,6 +142,7 @@ class Store:
                 self.path.rename(self.folder / f"trials.{count + 1}.jsonl")
         self._offset = 0
         self.device = None
+        self.damaged_lines = 0
         self._trials.clear()
         self._winners.clear()
         self._quarantine.clear()
@@ -162,21 +163,18 @@ class Store:
         entry = read_line(line, self.path)
         if entry is None:
             self.damaged_lines += bool(line)
-        elif "trial" in entry:
-            self._trials.append(codec.from_json(Trial, entry["trial"]))
-        elif "winner" in entry:
-            winner = codec.from_json(Winner, entry["winner"])
-            self._winners[winner.workload] = winner
-        elif "quarantine" in entry:
-            item = entry["quarantine"]
-            rejection = codec.from_json(Rejection, item["rejection"])
-            self._quarantine[item["source_sha256"]] = rejection
-        elif "refusal" in entry:
-            item = entry["refusal"]
-            key = (codec.from_json(Workload, item["workload"]), item["source_sha256"])
-            self._refused[key] = codec.from_json(Rejection, item["rejection"])
-        elif "device" in entry:
-            self.device = codec.from_json(DeviceInfo, entry["device"])
+            return
+        match decode(entry, self.path):
+            case Trial() as trial:
+                self._trials.append(trial)
+            case Winner() as winner:
+                self._winners[winner.workload] = winner
+            case DeviceInfo() as device:
+                self.device = device
+            case (Workload() as workload, str(sha256), Rejection() as rejection):
+                self._refused[workload, sha256] = rejection
+            case (str(sha256), Rejection() as rejection):
+                self._quarantine[sha256] = rejection
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -197,15 +195,43 @@ def read_line(line: bytes, path: Path) -> dict[str, Any] | None:
         TunerError: It was written by a newer version.
     """
     try:
-        entry: dict[str, Any] = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
-    if entry["schema_version"] > SCHEMA_VERSION:
+    version = entry.get("schema_version") if isinstance(entry, dict) else None
+    if not isinstance(version, int):
+        return None
+    if version > SCHEMA_VERSION:
         raise TunerError(
-            f"{path}: schema_version {entry['schema_version']} is newer than "
-            f"{SCHEMA_VERSION}: update tuner or use another --store"
+            f"{path}: schema_version {version} is newer than {SCHEMA_VERSION}: update tuner or "
+            "use another --store"
         )
-    return entry
+    return dict(entry)
+
+
+def decode(entry: dict[str, Any], path: Path) -> object:
+    """Return the record or records that a line's entry stands for, None for an unknown kind.
+
+    Raises:
+        TunerError: It has another form than this version writes.
+    """
+    try:
+        for name, kind in (("trial", Trial), ("winner", Winner), ("device", DeviceInfo)):
+            if name in entry:
+                return codec.from_json(kind, entry[name])
+        if "quarantine" in entry:
+            item = entry["quarantine"]
+            return item["source_sha256"], codec.from_json(Rejection, item["rejection"])
+        if "refusal" in entry:
+            item = entry["refusal"]
+            workload = codec.from_json(Workload, item["workload"])
+            return workload, item["source_sha256"], codec.from_json(Rejection, item["rejection"])
+    except (TunerError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, TunerError) else f"{type(error).__name__} {error}"
+        raise TunerError(
+            f"{path}: a line is not as this version writes it: {reason}; use another --store"
+        ) from error
+    return None
 
 
 def open_stores(root: Path) -> list[Store]:

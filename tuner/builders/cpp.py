@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tuner.plugins import Builder, BuildTask, RejectedBuild
-from tuner.records import Resources
+from tuner.records import Resources, UsageError
 from tuner.runtime.cpp import CompileError, CppVariant, compile_source
 
 _REASON_LINES = 6
@@ -30,6 +30,8 @@ class CppBuilder(Builder):
 def _library(task: BuildTask) -> Path:
     try:
         return compile_source(task.path, cache=task.cache, compiler=task.compiler)
+    except FileNotFoundError as error:  # no compiler: no candidate is to blame
+        raise UsageError(str(error)) from error
     except CompileError as error:
         printed = str(error).replace(str(task.path), task.path.name)
         raise RejectedBuild("\n".join(printed.splitlines()[:_REASON_LINES])) from error

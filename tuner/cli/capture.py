@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,11 @@ def capture_program(
         )
     if output.is_dir():
         raise UsageError(f"--output {output}: is a folder; name a file, such as captured.yaml")
+    if shutil.which(program[0], path=environment.get("PATH")) is None:
+        raise UsageError(f"tune capture: there is no program {program[0]!r}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise UsageError(f"--output {output}: its folder cannot be written to")
     path = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     names = [str(folder.absolute()) for folder in folders]
     partial = output.with_name(f".{output.name}{PARTIAL}")
@@ -60,7 +66,8 @@ def capture_program(
     ]
     status = _run(command, {**environment, "PYTHONPATH": path})
     if not partial.exists():
-        click.echo("tune: nothing was captured: no operation was one of our kernels'", err=True)
+        why = f"the program ended with status {status}" if status else "it did nothing of ours"
+        click.echo(f"tune: nothing was captured: {why}", err=True)
         return status or 1
     partial.replace(output)
     _print(output)

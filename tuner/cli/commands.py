@@ -28,6 +28,7 @@ from tuner.cli.display import Progress, kernel_tables, make_console, outcomes_of
 from tuner.cli.packaging import freeze_winners
 from tuner.cli.probe import cards_folder
 from tuner.evidence.card import DeviceCard, card_of
+from tuner.package.freeze import check_output
 from tuner.plan import Request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
@@ -44,6 +45,7 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
     console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
+    check_output(options.output)  # not after an hour
     seeds = [seed for path in options.seed_from for seed in read_seeds(path)]
     names = resolve_cards(options.device, environment)
     progress = [Progress(console, name if len(names) > 1 else "") for name in names]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tuner.catalog import device_class, device_kinds, split_device
 from tuner.children.child import ChildSpec
@@ -19,7 +20,10 @@ def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
     """Return what is known of a device, asked in a child where that needs torch."""
     if split_device(name)[0] == "cpu":
         return device_class("cpu")().info()
-    with workers_for(name, Path(".tuner"), environment) as workers:
+    with (
+        TemporaryDirectory(prefix="tuner-") as folder,
+        workers_for(name, Path(folder), environment) as workers,
+    ):
         return workers.info()
 
 
@@ -35,8 +39,15 @@ def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | st
 
 
 def resolve_device(name: str, environment: Mapping[str, str]) -> str:
-    """Return the device that ``auto`` stands for: the first accelerator, else the CPU."""
+    """Return the device that ``auto`` stands for: the first accelerator, else the CPU.
+
+    Raises:
+        UsageError: It has an index, and there is only one.
+    """
     if name != "auto":
+        kind, index = split_device(name)
+        if index and device_class(kind).shares_host:
+            raise UsageError(f"--device {name}: {kind} is one device; write {kind}")
         return name
     for kind in ("cuda", "hip", "xpu", "accelerator"):
         if isinstance(present_devices(environment)[kind], DeviceInfo):

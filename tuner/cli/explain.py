@@ -22,10 +22,18 @@ def explain_store(root: Path, *, kernel: str | None, number: int | None) -> None
         root: Folder of the stores.
         kernel: Only trials of this kernel.
         number: Number of the trial; None counts all.
+
+    Raises:
+        UsageError: There is no such trial, or the kernel has none.
     """
-    for store in open_stores(root):
+    stores = open_stores(root)
+    known = sorted({trial.workload.kernel for store in stores for trial in store.trials})
+    if kernel is not None and kernel not in known:
+        raise UsageError(f"--kernel {kernel}: has no trials; these have: {', '.join(known)}")
+    for store in stores:
         trials = [item for item in store.trials if kernel in (None, item.workload.kernel)]
-        click.echo(f"{store.folder.name}: {len(trials)} trials")
+        damaged = f", {store.damaged_lines} damaged lines skipped" if store.damaged_lines else ""
+        click.echo(f"{store.folder.name}: {len(trials)} trials{damaged}")
         if number is None:
             _explain_all(trials)
         else:

@@ -13,6 +13,9 @@ from tuner import __version__
 from tuner.catalog import Catalog
 from tuner.cli import measuring, results
 from tuner.cli.options import (
+    SEED,
+    TIMEOUT,
+    FiniteRange,
     device_option,
     kernels_option,
     output_option,
@@ -57,10 +60,14 @@ def tune() -> None:
     help="Share the budget equally, or by what the captured program spends.",
 )
 @click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
 @click.option(
-    "--timeout", default=60.0, show_default=True, help="Seconds that one candidate may take."
+    "--timeout",
+    type=TIMEOUT,
+    default=60.0,
+    show_default=True,
+    help="Seconds that one candidate may take.",
 )
 @click.option(
     "--seed-from",
@@ -165,7 +172,13 @@ def build(**options: Any) -> None:
 @click.option("--template", help="Which implementation; all that the device runs if left out.")
 @click.option("--set", "settings", multiple=True, help="NAME=VALUE of a parameter.")
 @click.option("--sample", type=click.IntRange(1), help="Only so many cases, drawn at random.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds that a case may take.")
+@click.option(
+    "--timeout",
+    type=TIMEOUT,
+    default=60.0,
+    show_default=True,
+    help="Seconds that a case may take.",
+)
 @store_option
 @kernels_option
 def verify(**options: Any) -> None:
@@ -182,7 +195,7 @@ def verify(**options: Any) -> None:
 @click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
 @click.option(
     "--max-slowdown",
-    type=click.FloatRange(1.0),
+    type=FiniteRange(1.0),
     help="Share variants where a workload takes at most this many times its winner's time.",
 )
 @kernels_option
@@ -221,10 +234,16 @@ for command in (*measuring.COMMANDS, *results.COMMANDS):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; errors made on purpose print one line and exit with status 2."""
+    """Run the command; what the user or the file system gets wrong prints a line: status 2."""
     run: Callable[..., Any] = tune.main
     try:
         run(arguments, prog_name="tune", standalone_mode=True)
     except TunerError as error:
         click.echo(f"tune: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:  # not about a file: the tuner's own fault
+            raise
+        name = error.filename2 or error.filename
+        click.echo(f"tune: {name}: cannot be read or written: {error.strerror}", err=True)
         sys.exit(2)

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from tuner.cli.options import (
+    BUDGET,
+    SEED,
     device_option,
     kernels_option,
     package_option,
@@ -34,10 +36,12 @@ from tuner.cli.options import (
     "--budget",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    type=BUDGET,
     help="Seconds for each workload.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the order in which it is timed.")
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Of the order in which it is timed."
+)
 @store_option
 @kernels_option
 def bench(**options: Any) -> None:
@@ -79,7 +83,7 @@ def probe(device: str, fresh: bool, as_json: bool, store: Path) -> None:
     "--budget",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    type=BUDGET,
     help="Seconds for each workload of a KERNEL.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a KERNEL's stages as JSON.")
@@ -111,7 +115,7 @@ def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
     "--budget",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(min=0.0, min_open=True, max=3600.0),
+    type=BUDGET,
     help="Seconds for each workload.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")

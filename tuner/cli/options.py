@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 import click
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that refuses NaN, which no comparison does, and infinity."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+SEED = click.IntRange(0, 2**32 - 1)
+TIMEOUT = FiniteRange(min=0.0, min_open=True)
+BUDGET = FiniteRange(min=0.0, min_open=True, max=3600.0)
 
 DEFAULT_STORE = ".tuner"
 DEFAULT_OUTPUT = "kernels_generated"

@@ -52,7 +52,7 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
         limits: How few variants must serve how well; None freezes every winner.
     """
     kernels = _packaged(catalog, output)
-    found = open_stores(root) if root.is_dir() or not kernels else []
+    found = _opened(root) if root.is_dir() or not kernels else []
     # Of merged stores, the one with the architecture's own name is the latest: its winners,
     # which come last, replace those of other devices or versions.
     stores = sorted(found, key=lambda store: "@" not in store.folder.name)
@@ -68,6 +68,15 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
         click.echo(f"{replaced} of them replaced by those of a later device or version")
     if stale := len(winners) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
+
+
+def _opened(root: Path) -> list[Store]:
+    """Return the stores under a folder, and say what of them could not be read."""
+    stores = open_stores(root)
+    for store in stores:
+        if store.damaged_lines:
+            click.echo(f"{store.path}: {store.damaged_lines} damaged lines skipped", err=True)
+    return stores
 
 
 def _chosen(store: Store, limits: Limits | None) -> Iterator[Winner]:
@@ -110,7 +119,7 @@ def export_store(form: str, root: Path, output: Path) -> None:
     """Write the winners or trials of a store in a format that others read."""
     from tuner.package.export import write
 
-    stores = open_stores(root)
+    stores = _opened(root)
     winners = [winner for store in stores for winner in store.winners]
     trials = [trial for store in stores for trial in store.trials]
     for path in write(form, output, winners=winners, trials=trials):

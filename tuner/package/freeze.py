@@ -89,7 +89,7 @@ def freeze(
         UsageError: The folder holds something else, its name cannot be imported, or a kernel
             does not fit what the package has of it.
     """
-    check_name(output.name)
+    check_output(output)
     known = {kernel.name: kernel for kernel in kernels}
     won = {winner.workload.kernel for winner in winners}
     if missing := won.difference(known):
@@ -100,7 +100,6 @@ def freeze(
     output.parent.mkdir(parents=True, exist_ok=True)
     with _locked(output.parent):
         if output.exists() and any(output.iterdir()):
-            require_package(output)
             Freezer(output, templates).write(winners, chosen)
             return
         if not winners:
@@ -109,6 +108,13 @@ def freeze(
         shutil.rmtree(staging, ignore_errors=True)  # left by one that was killed
         Freezer(staging, templates).write(winners, chosen)
         staging.replace(output)
+
+
+def check_output(output: Path) -> None:
+    """Raise UsageError unless a package may be written to a folder: a new, empty or frozen one."""
+    check_name(output.name)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        require_package(output)
 
 
 def require_package(folder: Path) -> None:

@@ -52,11 +52,19 @@ def find_compiler(preferred: str | None = None) -> Command:
 
 @cache
 def compiler_version(compiler: Command) -> str:
-    """Return the first line that the compiler prints about itself."""
-    printed = subprocess.run(
-        [*compiler, "--version"], capture_output=True, text=True, check=True, timeout=30
-    )
-    return printed.stdout.splitlines()[0]
+    """Return the first line that the compiler prints about itself.
+
+    Raises:
+        FileNotFoundError: It is no compiler: it fails or prints nothing.
+    """
+    command = [*compiler, "--version"]
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return printed.stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise FileNotFoundError(
+            f"no C++ compiler: `{shlex.join(command)}` fails or prints nothing: set CXX to one"
+        ) from error
 
 
 @cache

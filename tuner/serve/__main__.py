@@ -6,11 +6,11 @@ import json
 import os
 import resource
 import sys
-import traceback
 from pathlib import Path
 
 from tuner.catalog import device_class, split_device
 from tuner.records import TunerError
+from tuner.serve.blame import fault_of
 from tuner.serve.server import Message, Server
 from tuner.serve.tether import die_with_parent
 
@@ -50,12 +50,13 @@ def main(arguments: list[str]) -> None:
     )
     with os.fdopen(int(requests)) as lines:
         for line in lines:
+            message = json.loads(line)
             try:
-                send(server.answer(json.loads(line)))
+                send(server.answer(message))
             except TunerError as error:
                 send({"failure": str(error)})
-            except Exception:
-                send({"failure": traceback.format_exc()})
+            except Exception as error:
+                send({"failure": fault_of(error, message.get("problem"))})
 
 
 if __name__ == "__main__":

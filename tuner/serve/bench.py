@@ -13,11 +13,12 @@ import torch
 from tuner import codec
 from tuner.plugins import Builder, BuildTask, Device
 from tuner.records import UsageError, Workload
-from tuner.runtime.check import Case, element_type, load_problem, make_inputs
+from tuner.runtime.check import Case, element_type, make_inputs
 from tuner.runtime.dispatch import Dispatch
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 from tuner.serve import experiments
+from tuner.serve.problem import CheckedProblem
 from tuner.serve.verify import Verifier, check_in_place
 from tuner.space.template import ITEMSIZES
 from tuner.timing.clock import Clock
@@ -59,7 +60,7 @@ class Bench:
         clock: Clock,
     ) -> None:
         self._signature = signature
-        self.problem: Any = load_problem(problem)
+        self.problem: Any = CheckedProblem(problem, signature)
         self._workload = workload
         self._device = device
         self._clock = clock

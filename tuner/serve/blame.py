@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.plugins import Device, RejectedBuild
@@ -36,6 +38,22 @@ def blamed(call: Callable[[], Result]) -> Callable[[], Result]:
             raise VariantError(f"{type(error).__name__}: {error}") from error
 
     return guarded
+
+
+def fault_of(error: Exception, problem: str | None) -> str:
+    """Return a line where a problem's file raised an exception, else the whole traceback.
+
+    Args:
+        error: What a request ended with.
+        problem: The file that the request named, if it named one.
+    """
+    file = str(Path(problem).absolute()) if problem else None  # as importing it spells it
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"{problem}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == file:
+            return f"{problem}:{frame.lineno}: {frame.name}: {type(error).__name__}: {error}"
+    return "".join(traceback.format_exception(error))
 
 
 class BlamedVariant:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.runtime.check import Case, Example, Problem, flag_choices, load_problem
+from tuner.runtime.check import Case, Example, Problem, flag_choices
 from tuner.runtime.expression import Expression
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
+from tuner.serve.problem import CheckedProblem
 from tuner.space.template import ITEMSIZES
 
 Entry = dict[str, Any]
@@ -37,7 +38,7 @@ def suite(message: Mapping[str, Any]) -> dict[str, Any]:
         message: The parent's request.
     """
     signature = Signature.from_json(message["signature"])
-    problem: Any = load_problem(Path(message["problem"]))
+    problem: Any = CheckedProblem(Path(message["problem"]), signature)
     dtype, most = message["workload"]["dtype"], message["most_operations"]
     grids = [_grid(signature, grid) for grid in getattr(problem, "SUITE", ())]
     given = [
@@ -105,8 +106,9 @@ class Question(Example):
     def __init__(self, message: Mapping[str, Any], device: str) -> None:
         entry = message["entry"]
         case = Case(**{name: entry[name] for name in _CASE}, device=device)
-        problem = _varied(load_problem(Path(message["problem"])), entry)
-        super().__init__(Signature.from_json(message["signature"]), problem, case)
+        signature = Signature.from_json(message["signature"])
+        problem = _varied(CheckedProblem(Path(message["problem"]), signature), entry)
+        super().__init__(signature, problem, case)
 
     def answer(self, variant: Variant) -> dict[str, Any]:
         """Return what is wrong with a variant, or None, and its largest error over the tolerance.

@@ -12,6 +12,9 @@ from pydantic.functional_validators import AfterValidator, PlainValidator
 
 from tuner.records import UsageError, Value
 
+_MOST_CHARACTERS = 120
+"""Of a wrong value that an error quotes."""
+
 
 def _value(value: object) -> Value:
     if not isinstance(value, bool | int | float | str):
@@ -203,9 +206,12 @@ def _message(problem: dict[str, Any]) -> str:
     where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in problem["loc"])
     where = where.lstrip(".").replace(".[key]", "") or "the file"
     kind, text, value = problem["type"], problem["msg"], problem["input"]
+    got = repr(value)
+    if len(got) > _MOST_CHARACTERS:
+        got = f"{got[:_MOST_CHARACTERS]}..."
     if kind == "missing":
         return f"{where}: is missing"
     if kind == "value_error":
         text = text.removeprefix("Value error, ")
-        return f"{where}: {text}" if isinstance(value, dict) else f"{where}: {text}, got {value!r}"
-    return f"{where}: {text[:1].lower()}{text[1:]}, got {value!r}"
+        return f"{where}: {text}" if isinstance(value, dict) else f"{where}: {text}, got {got}"
+    return f"{where}: {text[:1].lower()}{text[1:]}, got {got}"

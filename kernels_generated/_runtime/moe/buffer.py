@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .errors import MisuseError
 from .heap import Heap, heap_of
-from .kernels import Kernels, Shape, default_kernels, kernels_for
+from .kernels import Kernels, Shape, default_kernels, kernels_for, require_device
 from .layouts import Layouts, check_ids, check_tensor
 from .results import Combined, Dispatched, Handle, Packed
 from .rounds import Rounds
@@ -34,7 +34,7 @@ class LowLatencyBuffer:
 
     Raises:
         ValueError: The kernels do not serve the shape.
-        MisuseError: The ranks disagree about it.
+        MisuseError: The ranks disagree about it, or nothing here runs the kernels.
     """
 
     def __init__(  # noqa: PLR0913 - the first four are DeepEP's
@@ -50,6 +50,7 @@ class LowLatencyBuffer:
         kernels: Kernels | None = None,
     ) -> None:
         heap = heap_of(group)
+        require_device(heap.device)
         self.shape = Shape(heap.ranks, num_experts, max_tokens, hidden, topk)
         self.kernels = kernels or kernels_for(self.shape, heap.device)
         self.rank, self.device, self._debug = heap.rank, heap.device, debug

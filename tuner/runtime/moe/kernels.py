@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from ..dispatch import Dispatch
 from ..signature import Signature
@@ -112,6 +113,15 @@ def default_kernels() -> Kernels:
     """Return the kernels that work everywhere."""
     dispatch, combine = (_DEFAULTS / f"{name}.py" for name in ("dispatch", "combine"))
     return Kernels.load((dispatch, dispatch), (combine, combine))
+
+
+def require_device(device: torch.device) -> None:
+    """Raise MisuseError where kernels are to run on a CPU, but not in Triton's interpreter."""
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise MisuseError(
+            "on a CPU the kernels run in Triton's interpreter only: set TRITON_INTERPRET=1 before "
+            "Python starts, or use a process group with NCCL"
+        )
 
 
 def kernels_for(shape: Shape, device: torch.device) -> Kernels:

@@ -14,11 +14,12 @@ from torch import Tensor
 from tuner import codec
 from tuner.plugins import Device
 from tuner.records import Workload
-from tuner.runtime.check import Case, difference, load_problem, make_inputs
+from tuner.runtime.check import Case, difference, make_inputs
 from tuner.runtime.moe import Heap, Kernels, LowLatencyBuffer, default_kernels, heap_of
 from tuner.runtime.moe.heap import Allocation
 from tuner.runtime.signature import Signature
 from tuner.runtime.triton_module import import_file
+from tuner.serve.problem import CheckedProblem
 
 TIMEOUT_S = 5.0
 """After which a wait for a peer is given up: shorter than what a candidate may take."""
@@ -61,7 +62,7 @@ class Rank:
         workload = codec.from_json(Workload, message["workload"])
         signature = Signature.from_json(message["signature"])
         extents, flags = dict(workload.dims), dict(workload.flags)
-        self._problem: Any = load_problem(Path(message["problem"]))
+        self._problem: Any = CheckedProblem(Path(message["problem"]), signature)
         case = Case(extents, flags, workload.dtype, device=self._device.torch_device)
         self._tolerance = self._problem.tolerance(extents, flags, workload.dtype)
         self._options = {**flags, **signature.default_scalars(extents)}

@@ -1,0 +1,209 @@
+"""What users get wrong: a line that says so and exit status 2, never a traceback."""
+
+import json
+import shutil
+
+import pytest
+import triton
+from conftest import KERNELS
+
+from tuner.cli.main import main
+from tuner.records import Candidate, Measurement, TunerError, Workload
+from tuner.runtime.moe.buffer import LowLatencyBuffer
+from tuner.runtime.moe.errors import MisuseError
+from tuner.runtime.moe.heap import LocalGroup
+from tuner.store import Store, open_stores
+
+WORKLOAD = Workload("scale", (("N", 3),), "float32")
+TIMED = Measurement(1.0, 0.9, 1.1, 10, "warm", 0.2)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder and return the error that it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def succeed(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+
+
+def filled(root) -> Store:
+    store = Store(root, "arch")
+    store.add_trial(WORKLOAD, Candidate.of("cpu", {"UNROLL": 1}), "ab", TIMED, seconds=0.1)
+    return store
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "matmul", "--timeout", "nan"),
+        ("run", "matmul", "--timeout", "-1"),
+        ("run", "matmul", "--seed", "-1"),
+        ("run", "matmul", "--seed", "4294967296"),
+        ("verify", "softmax", "--timeout", "inf"),
+        ("bench", "matmul", "--output", "a.json", "--budget", "nan"),
+        ("explain", "matmul", "--budget", "nan"),
+        ("recheck", "--budget", "nan"),
+        ("freeze", "--max-slowdown", "nan"),
+        ("freeze", "--max-slowdown", "inf"),
+    ],
+)
+def test_a_number_out_of_its_range_is_named(refused, arguments):
+    assert f"Invalid value for '{arguments[-2]}'" in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "softmax", "--device", "cpu", "--store", "file"),
+        ("probe", "--device", "cpu", "--store", "file"),
+        ("export", "--format", "t4", "--output", "file/b", "--store", "filled"),
+        ("export", "--format", "json", "--output", "folder", "--store", "filled"),
+        ("export", "--format", "optuna", "--output", "none/b", "--store", "filled"),
+        ("merge", "filled", "--output", "file/b"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_named(refused, tmp_path, arguments):
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "folder").mkdir()
+    filled(tmp_path / "filled")
+    error = refused(*arguments)
+    assert error.startswith("tune: ") and error.count("\n") == 1
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [("bad-name", "cannot be imported"), ("file", "not a package"), ("folder", "not a package")],
+)
+def test_an_output_that_cannot_be_is_refused_before_anything_is_timed(
+    refused, tmp_path, output, reason
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.py").write_text("")
+    assert reason in refused("run", "softmax", "--device", "cpu", "--output", output)
+    assert not (tmp_path / ".tuner").exists()
+
+
+@pytest.mark.parametrize("line", ["7", "[]", '"x"', "{}", '{"schema_version": "1"}'])
+def test_a_line_that_is_none_of_a_store_is_damaged(tmp_path, line):
+    with filled(tmp_path).path.open("a") as file:
+        file.write(line + "\n")
+    (store,) = open_stores(tmp_path)
+    assert (len(store.trials), store.damaged_lines) == (1, 1)
+    store.forget()
+    assert store.damaged_lines == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"trial": 5},
+        {"trial": {}},
+        {"trial": {"number": 1, "workload": 3}},
+        {"winner": []},
+        {"winner": {"workload": {"kernel": "a", "dims": [], "dtype": "x"}}},
+        {"quarantine": {}},
+        {"quarantine": 4},
+        {"refusal": {"workload": 1, "source_sha256": "a", "rejection": {}}},
+        {"device": 7},
+    ],
+)
+def test_an_entry_of_another_form_is_refused_with_its_file(tmp_path, refused, entry):
+    path = filled(tmp_path / "a").path
+    with path.open("a") as file:
+        file.write(json.dumps({"schema_version": 1, **entry}) + "\n")
+    with pytest.raises(TunerError, match="not as this version writes it"):
+        open_stores(tmp_path / "a")
+    for command in (("explain", "--store", "a"), ("merge", "a", "--output", "b")):
+        assert "a/arch/trials.jsonl" in refused(*command)
+    assert not (tmp_path / "b").exists()
+
+
+GOOD = (KERNELS / "problems" / "scale.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GOOD.replace("def reference", "def referenz"), "scale.py: must define the function"),
+        (GOOD.replace("EDGE_SHAPES", "EDGES"), "scale.py: must define EDGE_SHAPES"),
+        (GOOD + "\nEDGE_SHAPES = ({'M': 3},)\n", "EDGE_SHAPES: {'M': 3} must give the extent"),
+        (GOOD + "\ndef reference(**_):\n    return {'z': 1}\n", "reference() must return"),
+        (GOOD + "\ndef reference(**_):\n    return 1 / 0\n", "reference: ZeroDivisionError"),
+        (GOOD + "\ndef tolerance(*_):\n    return {'rtoll': 1}\n", "tolerance() must return"),
+        (GOOD + "\nimport nonesuch\n", "scale.py:"),
+        (GOOD + "\nx = (\n", "SyntaxError"),
+    ],
+)
+def test_what_is_wrong_with_a_problem_is_one_line(refused, tmp_path, text, reason):
+    shutil.copytree(KERNELS, tmp_path / "own")
+    (tmp_path / "own" / "problems" / "scale.py").write_text(text)
+    workload = ("--workload", "N=100,dtype=float32", "--budget", "1trials")
+    error = refused("run", "scale", "--kernels", "own", "--device", "cpu", *workload)
+    assert reason in error and error.count("\n") == 1
+
+
+def test_damaged_lines_are_told(tmp_path, monkeypatch, capsys):
+    path = filled(tmp_path / "a").path
+    path.write_bytes(path.read_bytes() + b'{"schema_ver\n')
+    monkeypatch.chdir(tmp_path)
+    succeed("explain", "--store", "a")
+    assert "1 trials, 1 damaged lines skipped" in capsys.readouterr().out
+    succeed("export", "--format", "csv", "--output", "b.csv", "--store", "a")
+    assert "trials.jsonl: 1 damaged lines skipped" in capsys.readouterr().err
+
+
+def test_a_kernel_without_trials_is_refused(refused, tmp_path):
+    filled(tmp_path / "a")
+    assert "these have: scale" in refused("explain", "--store", "a", "--kernel", "sacle")
+
+
+def test_a_capture_that_cannot_be_written_runs_no_program(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    program = ("--", "python", "-c", "open('ran', 'w')")
+    assert "file" in refused("capture", "--output", "file/c.yaml", *program)
+    assert "no program 'python9.9'" in refused("capture", "--", "python9.9", "x.py")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_long_wrong_value_is_cut(refused, tmp_path):
+    (tmp_path / "long.yaml").write_text("x" * 5000)
+    assert len(refused("run", "--device", "cpu", "--workloads", "long.yaml")) < 400
+
+
+def test_asking_for_a_device_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    succeed("devices")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compiler", ["nonesuch", "false"])
+def test_a_missing_compiler_is_one_line(refused, monkeypatch, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    workload = ("--workload", "M=4,N=8,dtype=float32", "--budget", "1trials")
+    error = refused("run", "softmax", "--device", "cpu", *workload)
+    assert "no C++ compiler" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["run", "softmax"], ["show", "softmax"]])
+def test_a_cpu_has_no_index(refused, command):
+    assert "cpu is one device" in refused(*command, "--device", "cpu:7")
+
+
+def test_tokens_on_a_cpu_need_the_interpreter(monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(MisuseError, match="TRITON_INTERPRET=1"):
+        LowLatencyBuffer(LocalGroup(1)[0], 4, 128, 2, topk=2)
