@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Value = bool | int | float | str
 """What a parameter, a flag or a device limit may be."""
-
 Stage = Literal["constraints", "compile", "runtime", "correctness", "timeout"]
 """Where a candidate was rejected: the status words of Kernel Tuner's T4 results format."""
 
-STAGES: tuple[Stage, ...] = ("constraints", "compile", "runtime", "correctness", "timeout")
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class TunerError(Exception):
@@ -92,13 +91,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of a variant, where it reports anything.
+    """What the compiler reports of a variant: of a thread, its registers and those that spill.
 
-    Attributes:
-        shared_bytes: Shared memory of a program.
-        registers: Registers of a thread.
-        spills: Registers of a thread that live in memory instead.
-        serialized: Whether each warpgroup product waits for the one before.
+    `serialized` tells whether each product of a warpgroup waits for the one before.
     """
 
     shared_bytes: int | None = None
@@ -166,7 +161,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known of the device that a child runs on.
+    """The device that a child runs on.
 
     Attributes:
         kind: Name of the device plug-in, such as ``"cpu"``.
@@ -250,9 +245,7 @@ def format_value(value: Value) -> str:
 
 def parse_value(text: str) -> Value:
     """Return the bool, int, float or string that a spelled value stands for."""
-    if text in ("true", "false"):
-        return text == "true"
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
-    return text
+    return text == "true" if text in ("true", "false") else text

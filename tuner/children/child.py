@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
-from tuner.records import ChildError
+from tuner.records import ChildError, Stage
 
 Role = Literal["compile", "measure"]
 
@@ -58,6 +58,13 @@ class ChildLost(Exception):
         super().__init__(message)
         self.phase = phase
         self.timed_out = timed_out
+
+    @property
+    def stage(self) -> Stage:
+        """The stage at which this rejects a candidate."""
+        if self.timed_out:
+            return "timeout"
+        return "compile" if self.phase == "compile" else "runtime"
 
 
 class Child:

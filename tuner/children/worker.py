@@ -22,7 +22,6 @@ from tuner.records import (
     Rejection,
     Resources,
     Source,
-    Stage,
 )
 
 OWN_PHASES = ("start", "prepare")
@@ -244,10 +243,4 @@ class Workers:
             self._children.discard(child)
             if loss.phase in OWN_PHASES:
                 raise ChildError(f"a child was lost in the tuner's own code: {loss}") from loss
-            raise Lethal(Rejection(_stage_of(loss), f"{loss.phase}: {loss}")) from loss
-
-
-def _stage_of(loss: ChildLost) -> Stage:
-    if loss.timed_out:
-        return "timeout"
-    return "compile" if loss.phase == "compile" else "runtime"
+            raise Lethal(Rejection(loss.stage, f"{loss.phase}: {loss}")) from loss

@@ -135,8 +135,7 @@ class Server:
         return {"timing": timing}
 
     def _verify(self, message: Message) -> Message:
-        bench = self._bench_for(message)
-        self._checked_variant(bench, message, message, edges=True)
+        self._checked_variant(self._bench_for(message), message, message, edges=True)
         return {}
 
     def _race(self, message: Message) -> Message:
