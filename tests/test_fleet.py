@@ -143,7 +143,7 @@ def test_a_countdown_that_is_stopped_is_spent():
         ("cuda:0,hip:1", "must be of one kind"),
         ("cuda:1,cuda:1", "names a card twice"),
         ("cuda,cuda:0", "names a card twice"),
-        ("cpu:0,cpu:1", "cpu is one device, whatever its index"),
+        ("cpu:0,cpu:1", "cpu is one device"),
         ("cpu:all", "cpu is one device, whatever its index"),
         ("cuda:0,cuda:x", "'x' is not an index; write cuda:0"),
         ("cuda:0,", "must be of one kind"),

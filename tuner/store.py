@@ -108,7 +108,7 @@ class Store:
         """Append a trial; its number is the next one of the store."""
 
         def entry() -> dict[str, Any]:
-            number, ended_s = len(self._trials), round(time.time(), 3)
+            number, ended_s = len(self._trials), round(time.time(), 6)
             what = (number, workload, candidate, source_sha256, outcome)
             trial = Trial(*what, seconds, ended_s, self._card)
             return {"trial": codec.to_json(trial)}
