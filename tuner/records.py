@@ -12,7 +12,6 @@ Value = bool | int | float | str
 """What a parameter, a flag or a device limit may be."""
 Stage = Literal["constraints", "compile", "runtime", "correctness", "timeout"]
 """Where a candidate was rejected: the status words of Kernel Tuner's T4 results format."""
-
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
