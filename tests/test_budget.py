@@ -36,3 +36,9 @@ def test_a_countdown_of_trials_ends():
     assert countdown.left == "1 trials"
     countdown.count_trial()
     assert countdown.spent
+
+
+def test_what_others_took_is_set_aside_down_to_a_half():
+    assert Budget(seconds=10.0).less(2.0) == Budget(seconds=8.0)
+    assert Budget(seconds=10.0).less(9.0) == Budget(seconds=5.0)
+    assert Budget(trials=10).less(9.0) == Budget(trials=10)

@@ -48,6 +48,12 @@ class Budget:
         assert self.seconds is not None
         return Budget(seconds=self.seconds * part)
 
+    def less(self, seconds: float) -> Budget:
+        """Return what is left after so many seconds, half of it at least; trials stay."""
+        if self.seconds is None:
+            return self
+        return Budget(seconds=max(self.seconds - seconds, self.seconds / 2))
+
 
 class Countdown:
     """Counts a budget down from now on.

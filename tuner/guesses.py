@@ -1,4 +1,4 @@
-"""What a search tries first: the default, others' results, experts' guesses, past winners."""
+"""What a search tries first: the default, others' results, past winners, experts' guesses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def guesses(subject: Subject, winners: Iterable[Winner]) -> list[Candidate]:
     same.sort(key=lambda winner: _distance(winner.workload, here))
     elsewhere = dict.fromkeys(item.candidate for item in same if item.candidate in feasible)
     nearest = list(elsewhere)[:_NEIGHBOURS]
-    named = (feasible.default, *subject.seeds, *feasible.defaults, *feasible.seeds, *nearest)
+    named = (feasible.default, *subject.seeds, *nearest, *feasible.defaults, *feasible.seeds)
     return list(dict.fromkeys(named))
 
 

@@ -60,7 +60,8 @@ def run(
     """Tune for each subject and return how each ended, in their order.
 
     An interrupt ends the search; the workload at hand still gets its final, and those not begun
-    are left as the store has them. Each subject gets its weight's part of the budget.
+    are left as the store has them. Each subject gets its weight's part of the budget; what the one
+    before took beyond its part, in its final say, is set aside, or the last would have nothing.
 
     Args:
         session: What the studies share.
@@ -70,11 +71,15 @@ def run(
     """
     results: list[Winner | Failure] = []
     total = Countdown(budget)
+    overrun_s = 0.0
     for number, subject in enumerate(subjects):
         ahead = subjects if budget.trials else subjects[number:]
         part = subject.weight / sum(item.weight for item in ahead)
-        left = Budget(total.seconds_left, budget.trials).share(part)
+        left = Budget(total.seconds_left, budget.trials).share(part).less(overrun_s)
+        began_s = total.seconds
         result, interrupted = tune(session, subject, left, observer)
+        if left.seconds is not None:
+            overrun_s = max(total.seconds - began_s - left.seconds, 0.0)
         results.append(result)
         if interrupted:
             break
