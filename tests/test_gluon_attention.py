@@ -32,6 +32,17 @@ SHAPES = [
     {"B": 2, "H": 1, "S": 1, "D": 40, "KV": 1, "T": 1},
 ]
 POINTERS = [{"B": 1, "H": 2, "S": 17, "D": 136, "KV": 1, "T": 20}]
+PAIRED = (
+    ("    fence_async_shared()\n    # a slot", "    # a slot"),
+    ("mbarrier.wait(others_ready.index(ds_slot)", "mbarrier.wait(ds_ready.index(ds_slot)"),
+    ("    mbarrier.wait(k_read.index(0), 0)\n", ""),
+    ("warpgroup_mma_wait(2, deps=(dv, p_operand))", "(dv, p_operand)"),
+    ("                tma.store_wait(1)\n", ""),
+    ("[(place + part) * ROWS, 0]", "[place * ROWS, 0]"),
+    ("use_acc=half == 1", "use_acc=half == 0"),
+)
+"""Mistakes in what two warpgroups share."""
+
 MISTAKES = {
     "attention_backward": (
         ("    fence_async_shared()\n    cta_barrier()\n    dq =", "    cta_barrier()\n    dq ="),
@@ -105,7 +116,7 @@ def test_what_tma_cannot_move_is_right(report, kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_emulator_sees_every_mistake(report, kernel):
     found = report[kernel]["mistakes"]
-    assert len(found) == len(MISTAKES[kernel])
+    assert len(found) == len(MISTAKES[kernel]) + len(PAIRED) * (kernel == "attention_backward")
     assert [change for change, fault in found if not fault] == []
 
 
@@ -143,8 +154,9 @@ def reports(kernel: str, folder: Path) -> list[dict]:
     if kernel != "attention_backward":
         return []
     spec = load_space(CATALOG.space_path(kernel))
-    good, bad = spec.template(TEMPLATE).default, spec.template(TEMPLATE).seeds[3]
-    bad = {**dict(bad.parameters), "DQ_SPLIT": 1, "DQ_STAGES": 1, "PRODUCTS": "dq_first"}
+    good, seeds = spec.template(TEMPLATE).default, spec.template(TEMPLATE).seeds
+    bad = next(dict(seed.parameters) for seed in seeds if "independent" in str(seed))
+    bad |= {"DQ_SPLIT": 1, "DQ_STAGES": 1, "PRODUCTS": "dq_first"}
     paths = [write(kernel, TEMPLATE, values, folder) for values in (dict(good.parameters), bad)]
     return [asdict(resources(spec, path, "cuda:90")) for path in (*paths, paths[1])]
 
@@ -154,8 +166,7 @@ def emulate(kernel: str, folder: Path) -> dict:
     candidates = sample(kernel)
     paths = [write(kernel, TEMPLATE, dict(item.parameters), folder) for item in candidates]
     wrong = []
-    for number, (old, new) in enumerate(MISTAKES[kernel]):
-        text = paths[0].read_text()
+    for number, (text, (old, new)) in enumerate(mistakes(kernel, paths[0], folder)):
         assert old in text, old
         path = folder / f"mistake{number}.py"
         path.write_text(text.replace(old, new))
@@ -169,6 +180,16 @@ def emulate(kernel: str, folder: Path) -> dict:
         or fault(kernel, paths[0], SHAPES[1:2], misaligned=True),
         "mistakes": wrong,
     }
+
+
+def mistakes(kernel: str, default: Path, folder: Path) -> list[tuple[str, tuple[str, str]]]:
+    """Return files with what to change in each."""
+    found = [(default.read_text(), mistake) for mistake in MISTAKES[kernel]]
+    if kernel == "attention_backward":
+        pair = next(item for item in spec_of(kernel).seeds if "paired" in str(item))
+        text = write(kernel, TEMPLATE, dict(pair.parameters), folder).read_text()
+        found += [(text, mistake) for mistake in PAIRED]
+    return found
 
 
 _examples: dict[str, object] = {}

@@ -174,6 +174,20 @@ VARIANTS["attention_backward", "gluon_sm90"] = product(
     PERSISTENT=(True, False, True, False, True, False),
     PROGRAMS=(2, 1),
 )
+VARIANTS["attention_backward", "gluon_sm90"] += product(
+    {
+        **{"SCHEDULE": "paired", "BLOCK_M": 128, "BLOCK_N": 128, "DQ_MODE": "linear_writer"},
+        **{"Q_STAGES": 2, "DO_STAGES": 2, "DQ_STAGES": 1, "DS_STAGES": 2, "DQ_SPLIT": 1},
+        **{"PRODUCTS": "dq_first", "DQ_SWIZZLE": 128, "PROGRAMS": 1, "WORKER_REGISTERS": 24},
+    },
+    ARRIVALS=("single", "grouped", "together"),
+    DS_ORDER=("queries", "keys", "queries"),
+    P_ROUNDED=(True, False),
+    STATS=("loads", "tma_late", "tma"),
+    MASKING=("always", "split"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(False, True, False),
+)
 VARIANTS["attention_forward", "gluon_sm90"] = product(
     {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
     CONSUMERS=(1, 2, 3),

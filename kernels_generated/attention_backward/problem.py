@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
     {"B": 1, "H": 1, "S": 0, "D": 8, "KV": 1, "T": 3},
 )
+
+_FEW = 1 << 16
+"""Elements up to which the tail of their errors is taken as that of so many."""
 
 _BOTH = (False, True)
 _SQUARES = ((64, 64), (100, 100), (128, 128), (257, 257))
@@ -188,7 +191,8 @@ def tolerance(
     An element of dP is a sum of D products. P and dS rounded to `dtype` err in proportion to the
     size of a gradient, which is that of a mean of as many values as the query sees; dk and dv
     gather from all queries of a group of heads. The `options` of the inputs add what they make
-    larger: the scores, which then leave weight to few keys, and their gradients.
+    larger: the scores, which then leave weight to few keys, and their gradients. The largest of
+    many errors grows with the root of the logarithm of how many there are.
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     queries, keys = dims["H"] // dims["KV"] * dims["S"], max(1, dims["T"])
@@ -202,7 +206,9 @@ def tolerance(
     # a score as large as this errs by as many times the error of an ordinary one, which is below 4
     excess = max(4.0 * magnitude, offset**2 * default, 4.0) - 4.0
     gathered *= max(1.0, scale, magnitude, offset) * (1.0 + excess / 24)
-    weights = 2.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    elements = dims["B"] * dims["D"] * max(dims["H"] * dims["S"], dims["KV"] * dims["T"])
+    tail = sqrt(2 * log(max(elements, _FEW)))
+    weights = 0.53 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,
         "atol": gathered * ((48 + 3 * sqrt(dims["D"])) * single.eps + weights),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import product
-from math import sqrt
+from math import log, sqrt
 
 import torch
 from torch import Tensor
 
 RIVAL = "torch scaled_dot_product_attention"
+
+_FEW = 1 << 16
+"""Elements up to which the tail of their errors is taken as that of so many."""
 
 EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 1, "H": 1, "S": 1, "D": 1, "KV": 1, "T": 1},
@@ -71,11 +74,14 @@ def tolerance(
 
     A score is off by about sqrt(D) roundings to float32, and so is its exponential. Weights
     rounded to `dtype` err in proportion to the size of an output, a mean of as many values as the
-    query sees.
+    query sees. The largest of many errors grows with the root of the logarithm of how many there
+    are.
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     fewest = max(1, dims["T"] - dims["S"] + 1 if flags["causal"] else dims["T"])
-    weights = 1.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    elements = dims["B"] * dims["H"] * dims["S"] * dims["D"]
+    tail = sqrt(2 * log(max(elements, _FEW)))
+    weights = 0.32 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 8 * single.eps,
         "atol": (16 + sqrt(dims["D"])) * single.eps + weights,
