@@ -68,7 +68,7 @@ def race(
         clock: The calibrated clock.
         contenders: Calls of each by label, as for `Clock.measure`, all on the same buffers in the
             same order: where a buffer lies can matter more than the variant.
-        budget_s: Seconds to spend, warming up included.
+        budget_s: Seconds to spend once everyone is prepared, warming up included.
         seed: Of the order in the blocks.
         reference: Label of the default: in every block, never dropped.
         rival: Label of a contender in every block that can neither drop others nor be dropped.
@@ -76,8 +76,8 @@ def race(
     Raises:
         BelowFloor: The reference is too short for this clock.
     """
-    start_s = clock.now()
     meters, refused = _prepare(clock, contenders, reference)
+    start_s = clock.now()
     blocks = Blocks(meters, reference=reference, rival=rival, budget_s=budget_s, seed=seed)
     _settle(blocks, clock, start_s + SETTLING * budget_s)
     end = _race(blocks, clock, start_s + budget_s)
@@ -100,15 +100,15 @@ def survey(
     Args:
         clock: The calibrated clock.
         contenders: As for `race`.
-        budget_s: Seconds to spend, warming up included.
+        budget_s: Seconds to spend once everyone is prepared, warming up included.
         seed: Of the order in the blocks.
         reference: Label of the contender that has a copy, whose difference is the noise floor.
 
     Raises:
         BelowFloor: The reference is too short for this clock.
     """
-    start_s = clock.now()
     meters, refused = _prepare(clock, contenders, reference)
+    start_s = clock.now()
     blocks = Blocks(meters, reference=reference, rival=None, budget_s=budget_s, seed=seed)
     _settle(blocks, clock, start_s + SETTLING * budget_s)
     wanted = samples_needed(SURE)
