@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from rows import BUDGETS, SEARCH_COLUMNS, read
+from rows import BUDGETS, SEARCH_COLUMNS, has_own_columns, read
 
 from tuner.package.files import replace
 
@@ -36,6 +36,8 @@ def section(results: Path) -> str:
     """Return the text between the markers, from every file of results."""
     parts = [_LEGEND]
     for path in sorted(results.glob("*.csv")):
+        if has_own_columns(path):
+            continue
         rows = read(path)
         if rows and tuple(rows[0]) == SEARCH_COLUMNS:
             parts.append(search_table(rows, path.name))

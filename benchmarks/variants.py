@@ -1,0 +1,206 @@
+"""Candidates compiled ahead by the tuner's children on all cores, then run in this process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tuner.catalog import Catalog, builder_for, device_class, split_device
+from tuner.children.task import Compiled, Limits
+from tuner.children.worker import Lethal
+from tuner.cli.devices import workers_for
+from tuner.plan import subject_of
+from tuner.plugins import BuildTask
+from tuner.records import Candidate, DeviceInfo
+from tuner.render import Renderer
+from tuner.runtime.variant import Variant
+from tuner.serve.bench import Bench, Call
+from tuner.space.kernel import KernelSpec, load_space
+from tuner.timing.clock import Clock
+
+COMPILE_S = 30.0
+"""Seconds after which a candidate's compilation is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which candidates of a kernel are wanted on a workload.
+
+    Attributes:
+        kernel: Name of the kernel.
+        workload: The workload in the command line's form.
+        count: How many: the default, then a random sample of the feasible set.
+    """
+
+    kernel: str
+    workload: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A variant that was compiled, as plain values that pass through a file.
+
+    Attributes:
+        kernel: Name of the kernel.
+        workload: The workload in the command line's form.
+        variant: The candidate in words.
+        language: Of the source.
+        path: The rendered file.
+        place: Its place among the candidates of its workload; the default is 0.
+    """
+
+    kernel: str
+    workload: str
+    variant: str
+    language: str
+    path: str
+    place: int
+
+
+def compile_ahead(
+    device: str,
+    requests: Sequence[Request],
+    folder: Path,
+    *,
+    jobs: int | None,
+    seconds: float,
+    seed: int = 0,
+) -> tuple[DeviceInfo, list[Built]]:
+    """Return the device and what was compiled in time; refused candidates are left out.
+
+    Args:
+        device: Name of the device.
+        requests: What is wanted; the first candidates of all are compiled before the second ones.
+        folder: Folder of the stores, where sources and binaries are kept.
+        jobs: Number of children that compile; all cores if left out.
+        seconds: When compiling ends.
+        seed: Of the samples.
+    """
+    catalog, limits = Catalog(), Limits(compile_s=COMPILE_S)
+    renderer = Renderer(catalog.template_folders)
+    futures = {}
+    with workers_for(device, folder, dict(os.environ), jobs=jobs, limits=limits) as workers:
+        info = workers.info()
+        for place, request, candidate in _drawn(catalog, info, requests, seed):
+            spec = load_space(catalog.space_path(request.kernel))
+            subject = subject_of(catalog, info, spec, spec.workload(request.workload))
+            source = subject.render(renderer, candidate)
+            built = Built(
+                request.kernel,
+                str(subject.task.workload),
+                str(candidate),
+                source.language,
+                str(workers.path_of(source)),
+                place,
+            )
+            futures[workers.compile(subject.task, source)] = built, subject, candidate
+        done, _ = wait(futures, timeout=seconds)
+        compiled = []
+        for future in futures:  # in their order
+            built, subject, candidate = futures[future]
+            if future in done:
+                try:
+                    fit = subject.judge(candidate, future.result())
+                except Lethal:
+                    continue
+                compiled += [built] if isinstance(fit, Compiled) else []
+    print(f"{len(compiled)} of {len(futures)} candidates compiled", flush=True)
+    return info, compiled
+
+
+def _drawn(
+    catalog: Catalog, info: DeviceInfo, requests: Sequence[Request], seed: int
+) -> Iterator[tuple[int, Request, Candidate]]:
+    """Yield the place, request and candidate of every candidate that is to be compiled."""
+    samples: list[list[Candidate]] = []
+    for request in requests:
+        spec = load_space(catalog.space_path(request.kernel))
+        samples.append(_sample(spec, info, request, seed))
+    for place, row in enumerate(itertools.zip_longest(*samples)):
+        for request, candidate in zip(requests, row, strict=True):
+            if candidate is not None:
+                yield place, request, candidate
+
+
+def _sample(spec: KernelSpec, info: DeviceInfo, request: Request, seed: int) -> list[Candidate]:
+    """Return the default and a random sample, without Gluon, whose schedules may hang."""
+    dtype = spec.workload(request.workload).dtype
+    names = [
+        item.name
+        for item in spec.templates
+        if item.language != "gluon" and info.kind in item.devices and dtype in item.dtypes
+    ]
+    feasible = spec.feasible(dict(info.limits), info.kind, dtype, only=names)
+    keys = feasible.sample(request.count, np.random.default_rng(seed))
+    sampled = (feasible.candidate(int(key)) for key in keys)
+    return list(dict.fromkeys([*feasible.defaults[:1], *sampled]))[: request.count]
+
+
+class Place:
+    """A device in this process, with the tuner's clock, which is yet to be calibrated.
+
+    Args:
+        name: Name of the device.
+        folder: The folder that `compile_ahead` was given.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        kind, index = split_device(name)
+        self.device = device_class(kind)(index)
+        self.info = self.device.info()  # makes it the current device
+        self.clock = Clock(self.device)
+        self._cache, self._catalog = folder / "cache", Catalog()
+
+    def calibrate(self) -> None:
+        """Calibrate the clock as a measuring child does it."""
+        self.clock.calibrate(self.device.empty_call())
+
+    def bench(self, kernel: str, workload: str) -> Bench:
+        """Return a workload's buffers, as the tuner makes them."""
+        spec = load_space(self._catalog.space_path(kernel))
+        return Bench(
+            spec.signature,
+            self._catalog.problem_path(kernel),
+            workload=spec.workload(workload),
+            device=self.device,
+            clock=self.clock,
+        )
+
+    def variant(self, built: Built) -> Variant:
+        """Return a variant from what was compiled ahead."""
+        spec = load_space(self._catalog.space_path(built.kernel))
+        workload = spec.workload(built.workload)
+        task = BuildTask(Path(built.path), spec.signature, workload, self.info, self._cache)
+        return builder_for(built.language).load(task)
+
+    def calls(self, bench: Bench, built: Built) -> list[Call]:
+        """Return a variant's calls, one for each set of buffers, each made once."""
+        calls = bench.calls(self.variant(built))
+        for call in calls:
+            call()
+        self.device.synchronize()
+        return calls
+
+
+def rotation(calls: Sequence[Call]) -> Call:
+    """Return a call that goes on with the next set of buffers each time."""
+    turns: Iterator[Callable[[], None]] = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def save(path: Path, items: Sequence[Built]) -> None:
+    """Write a list for another process."""
+    path.write_text(json.dumps([asdict(item) for item in items]), encoding="utf-8")
+
+
+def load(path: Path) -> list[Built]:
+    """Return a list that `save` wrote."""
+    return [Built(**item) for item in json.loads(path.read_text(encoding="utf-8"))]
