@@ -1,0 +1,289 @@
+"""What each choice of a winner is worth: the winner with that one parameter changed, raced.
+
+Every other value of every parameter is compiled, verified and timed; what is right then takes
+turns with the winner in one interleaved race. A row says the ratio of a changed variant's time to
+the winner's, with its interval, or why there is no such variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluated import Evaluated, Evaluator
+from rows import OwnRows
+from search_device import LIMITS
+
+from tuner import codec
+from tuner.catalog import Catalog
+from tuner.children.worker import Lethal, Workers
+from tuner.cli.devices import workers_for
+from tuner.evidence.measure import survey
+from tuner.package.reading import package_winners
+from tuner.plan import subject_of
+from tuner.records import Candidate, DeviceInfo, Rejection, Value, Winner, Workload, format_value
+from tuner.render import Renderer
+from tuner.session import Subject
+from tuner.space.kernel import load_space
+from tuner.space.template import TemplateSpec
+from tuner.store import open_stores
+from tuner.timing import finals
+from tuner.timing.race import RaceResult
+
+COLUMNS = (
+    *("kernel", "workload", "template", "parameter", "winner_value", "value"),
+    *("ratio", "ratio_low", "ratio_high", "median_ms", "registers", "spills", "shared_bytes"),
+    *("stage", "note"),
+)
+
+KERNELS = ("attention_backward", "attention_forward", "matmul")
+
+REFERENCE = "winner"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A winner with one parameter changed."""
+
+    parameter: str
+    before: Value
+    after: Value
+    candidate: Candidate
+
+    @property
+    def label(self) -> str:
+        """Its name in the race."""
+        return f"{self.parameter}={format_value(self.after)}"
+
+
+def changes(spec: TemplateSpec, winner: Candidate) -> list[Change]:
+    """Return every change of one parameter: choices of a schedule first, then of sizes."""
+    values = dict(winner.parameters)
+    structural = [
+        name
+        for name, choices in spec.parameters
+        if any(isinstance(choice, str | bool) for choice in choices)
+    ]
+    found = [
+        Change(name, values[name], choice, Candidate.of(spec.name, {**values, name: choice}))
+        for name, choices in spec.parameters
+        for choice in choices
+        if choice != values[name]
+    ]
+    return sorted(found, key=lambda change: change.parameter not in structural)
+
+
+class Ablation:
+    """The changes of one winner.
+
+    Args:
+        winner: The winner's candidate.
+        evaluator: Measures on its workload.
+        workers: The children.
+        output: Where rows go.
+        seconds: How long the race takes.
+    """
+
+    def __init__(
+        self,
+        winner: Candidate,
+        evaluator: Evaluator,
+        workers: Workers,
+        *,
+        output: OwnRows,
+        seconds: float,
+    ) -> None:
+        self._winner, self._evaluator, self._workers = winner, evaluator, workers
+        self._output, self._seconds = output, seconds
+        self._spec = evaluator.subject.spec.template(winner.template)
+
+    def run(self) -> None:
+        """Add a row for every change.
+
+        Raises:
+            ValueError: The winner itself fails.
+        """
+        self._evaluator.submit(self._winner)
+        tried = [item for item in changes(self._spec, self._winner) if self._feasible(item)]
+        for change in tried:
+            self._evaluator.submit(change.candidate)
+        outcome = self._evaluator.evaluate(self._winner, give_up=False)
+        if isinstance(outcome.outcome, Rejection):
+            raise ValueError(f"the winner is rejected: {outcome.outcome}")
+        self._add(None, outcome, {"ratio": 1.0})
+        right: dict[Change, Evaluated] = {}
+        same = self._evaluator.source(self._winner).sha256
+        for change in tried:
+            if self._evaluator.source(change.candidate).sha256 == same:
+                self._add(change, None, {"note": "leaves the code as it is"})
+                continue
+            found = self._evaluator.evaluate(change.candidate, give_up=False)
+            if isinstance(found.outcome, Rejection):
+                reason = {"stage": found.outcome.stage, "note": found.outcome.reason[:300]}
+                self._add(change, found, reason)
+            else:
+                right[change] = found
+        self._race(right)
+
+    def _feasible(self, change: Change) -> bool:
+        """Return whether a change is feasible; one that is not has its row."""
+        subject = self._evaluator.subject
+        if change.candidate in subject.feasible:
+            return True
+        limits = next(
+            part.limits for part in subject.feasible.templates if part.spec.name == self._spec.name
+        )
+        broken = "; ".join(str(item) for item in self._spec.broken(change.candidate, limits))
+        self._add(change, None, {"stage": "constraints", "note": broken})
+        return False
+
+    def _race(self, right: Mapping[Change, Evaluated]) -> None:
+        """Race all that is right beside the winner; by parameter where that fails."""
+        names = dict.fromkeys(change.parameter for change in right)
+        by_parameter = [[item for item in right if item.parameter == name] for name in names]
+        if self._raced(list(right), right, self._seconds):
+            return
+        for group in by_parameter:
+            seconds = self._seconds * len(group) / len(right)
+            if not self._raced(group, right, seconds):
+                for change in group:
+                    self._add(change, right[change], {"note": "cannot be raced"})
+
+    def _raced(
+        self, group: Sequence[Change], right: Mapping[Change, Evaluated], seconds: float
+    ) -> bool:
+        if not group:
+            return True
+        source = self._evaluator.source
+        sources = [(REFERENCE, source(self._winner))]
+        sources += [(change.label, source(change.candidate)) for change in group]
+        options = {"seed": 0, "rival": False, "verify": False}
+        try:
+            task = self._evaluator.subject.task
+            reply = survey(self._workers, task, sources, budget_s=seconds, options=options)
+        except Lethal as lethal:
+            reply = {"rejection": str(lethal)}
+        if "rejection" in reply:
+            print(f"  the race is rejected: {reply['rejection']}", flush=True)
+            return False
+        result = codec.from_json(RaceResult, reply["race"])
+        refused = dict(result.refused)
+        for change in group:
+            row: dict[str, object] = {"note": refused.get(change.label)}
+            if change.label in dict(result.times_ms):
+                ratio = finals.ratio(result, change.label, REFERENCE)
+                row = {
+                    **{"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high},
+                    "median_ms": finals.timing(result, change.label).median_ms,
+                    "note": f"{len(result.copy_ms)} blocks, {result.regime} caches",
+                }
+            self._add(change, right[change], row)
+        return True
+
+    def _add(
+        self, change: Change | None, found: Evaluated | None, row: Mapping[str, object]
+    ) -> None:
+        workload = self._evaluator.subject.task.workload
+        about: dict[str, object] = {
+            "kernel": workload.kernel,
+            "workload": workload,
+            "template": self._spec.name,
+            "parameter": change.parameter if change else REFERENCE,
+            "winner_value": format_value(change.before) if change else self._winner,
+            "value": format_value(change.after) if change else None,
+        }
+        if found is not None:
+            about |= {"median_ms": found.median_ms}
+            names = ("registers", "spills", "shared_bytes")
+            about |= {name: getattr(found.resources, name) for name in names}
+        self._output.add(about | dict(row))
+        label = change.label if change else REFERENCE
+        print(f"  {label}: {row.get('ratio') or row.get('stage') or row.get('note')}", flush=True)
+
+
+def winners_of(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Winner]:
+    """Yield the store's and the package's winners for this architecture, the store's first."""
+    if options.store:
+        for store in open_stores(options.store):
+            yield from (item for item in store.winners if item.device.arch == info.arch)
+    if options.package.exists():
+        yield from (
+            item for item in package_winners(options.package) if item.device.arch == info.arch
+        )
+
+
+def chosen(options: argparse.Namespace, winners: Sequence[Winner]) -> dict[Workload, Candidate]:
+    """Return the winners of the asked-for workloads, else of the last workload of each kernel."""
+    found: dict[Workload, Candidate] = {}
+    by_kernel: dict[str, list[Winner]] = {}
+    for winner in winners:
+        by_kernel.setdefault(winner.workload.kernel, []).append(winner)
+    for kernel in options.kernel:
+        mine = by_kernel.get(kernel, [])
+        asked = [item for item in mine if str(item.workload) in options.workload]
+        for winner in asked or ([] if options.workload else mine[-1:]):
+            found.setdefault(winner.workload, winner.candidate)
+    return found
+
+
+def _measure(
+    options: argparse.Namespace,
+    workers: Workers,
+    subject: Subject,
+    winner: Candidate,
+    output: OwnRows,
+) -> None:
+    catalog = Catalog(options.kernels)
+    evaluator = Evaluator(subject, Renderer(catalog.template_folders), workers)
+    print(f"{subject.task.workload.kernel} {subject.task.workload}: {winner}", flush=True)
+    Ablation(winner, evaluator, workers, output=output, seconds=options.seconds).run()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, required=True, help="CSV file")
+    parser.add_argument("--kernel", nargs="+", default=KERNELS)
+    parser.add_argument("--kernels", nargs="*", type=Path, default=[], help="your own folders")
+    parser.add_argument("--workload", nargs="+", default=[], help="one of each if left out")
+    parser.add_argument("--package", type=Path, default=Path("kernels_generated"))
+    parser.add_argument("--store", type=Path, help="with winners that are not frozen yet")
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each race")
+    parser.add_argument("--jobs", type=int, help="compile children; all cores if left out")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write; return the exit status."""
+    options = _options(arguments)
+    environment, failures = dict(os.environ), 0
+    with (
+        tempfile.TemporaryDirectory(prefix="ablations-") as folder,
+        workers_for(
+            options.device, Path(folder), environment, jobs=options.jobs, limits=LIMITS
+        ) as workers,
+    ):
+        info = workers.info()
+        output = OwnRows(options.output, info.name, COLUMNS)
+        catalog = Catalog(options.kernels)
+        found = chosen(options, list(winners_of(options, info)))
+        print(f"{len(found)} winners for {info.arch}", flush=True)
+        for workload, winner in found.items():
+            try:
+                spec = load_space(catalog.space_path(workload.kernel))
+                subject = subject_of(catalog, info, spec, workload)
+                _measure(options, workers, subject, winner, output)
+            except Exception:  # the other workloads' rows are worth having
+                traceback.print_exc()
+                failures += 1
+    return 0 if found and not failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
