@@ -216,21 +216,26 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         feasible = spec.feasible(dict(info.limits), info.kind, workload.dtype, only=[TEMPLATE])
         subject = Subject(spec, task, feasible)
         candidates = choose(feasible, options.configurations, options.seed)
+        workers.warm_up()  # as torch is imported here before the other tuner starts
         ours = Engine(subject, renderer, workers).tune(candidates)
+    count, output = len(candidates), ResultsFile(options.output, info.name)
+    tuned = {"tuner": ours}
+
+    def write(op: str, results: Sequence[Result]) -> None:
+        output.replace(op, str(workload), results)
+        print(op, workload, *results, sep="\n  ", flush=True)
+
+    def write_times() -> None:  # at once: the next tuner may be cut short
+        op = f"matmul: tuning over {count} configurations, {jobs} jobs"
+        write(op, [item.result(label, count) for label, item in tuned.items()])
+
+    write_times()
     os.environ["TRITON_CACHE_DIR"] = str(folder / "autotune")
     peer = Peer(subject, renderer, device=options.device, folder=folder)
-    tuned = {"tuner": ours, AUTOTUNE: peer.tune(candidates)}
+    tuned[AUTOTUNE] = peer.tune(candidates)
+    write_times()
     picks = {label: item.picked for label, item in tuned.items() if item.picked is not None}
-    count = len(candidates)
-    output = ResultsFile(options.output, info.name)
-    times = [item.result(label, count) for label, item in tuned.items()]
-    by_op = {
-        f"matmul: tuning over {count} configurations, {jobs} jobs": times,
-        f"matmul: the pick from {count} configurations": list(peer.picked(picks)),
-    }
-    for op, results in by_op.items():
-        output.replace(op, str(workload), results)
-        print(op, workload, *results, sep="\n  ")
+    write(f"matmul: the pick from {count} configurations", list(peer.picked(picks)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
