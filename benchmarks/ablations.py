@@ -12,27 +12,23 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evaluated import Evaluated, Evaluator
+from evaluated import LIMITS, Evaluated, Evaluator
 from rows import OwnRows
-from search_device import LIMITS
+from winners import Change, changes, chosen, winners_of
 
 from tuner import codec
 from tuner.catalog import Catalog
 from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import workers_for
 from tuner.evidence.measure import survey
-from tuner.package.reading import package_winners
 from tuner.plan import subject_of
-from tuner.records import Candidate, DeviceInfo, Rejection, Value, Winner, Workload, format_value
+from tuner.records import Candidate, Rejection, format_value
 from tuner.render import Renderer
 from tuner.session import Subject
 from tuner.space.kernel import load_space
-from tuner.space.template import TemplateSpec
-from tuner.store import open_stores
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
 
@@ -45,38 +41,6 @@ COLUMNS = (
 KERNELS = ("attention_backward", "attention_forward", "matmul")
 
 REFERENCE = "winner"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A winner with one parameter changed."""
-
-    parameter: str
-    before: Value
-    after: Value
-    candidate: Candidate
-
-    @property
-    def label(self) -> str:
-        """Its name in the race."""
-        return f"{self.parameter}={format_value(self.after)}"
-
-
-def changes(spec: TemplateSpec, winner: Candidate) -> list[Change]:
-    """Return every change of one parameter: choices of a schedule first, then of sizes."""
-    values = dict(winner.parameters)
-    structural = [
-        name
-        for name, choices in spec.parameters
-        if any(isinstance(choice, str | bool) for choice in choices)
-    ]
-    found = [
-        Change(name, values[name], choice, Candidate.of(spec.name, {**values, name: choice}))
-        for name, choices in spec.parameters
-        for choice in choices
-        if choice != values[name]
-    ]
-    return sorted(found, key=lambda change: change.parameter not in structural)
 
 
 class Ablation:
@@ -205,31 +169,6 @@ class Ablation:
         self._output.add(about | dict(row))
         label = change.label if change else REFERENCE
         print(f"  {label}: {row.get('ratio') or row.get('stage') or row.get('note')}", flush=True)
-
-
-def winners_of(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Winner]:
-    """Yield the store's and the package's winners for this architecture, the store's first."""
-    if options.store:
-        for store in open_stores(options.store):
-            yield from (item for item in store.winners if item.device.arch == info.arch)
-    if options.package.exists():
-        yield from (
-            item for item in package_winners(options.package) if item.device.arch == info.arch
-        )
-
-
-def chosen(options: argparse.Namespace, winners: Sequence[Winner]) -> dict[Workload, Candidate]:
-    """Return the winners of the asked-for workloads, else of the last workload of each kernel."""
-    found: dict[Workload, Candidate] = {}
-    by_kernel: dict[str, list[Winner]] = {}
-    for winner in winners:
-        by_kernel.setdefault(winner.workload.kernel, []).append(winner)
-    for kernel in options.kernel:
-        mine = by_kernel.get(kernel, [])
-        asked = [item for item in mine if str(item.workload) in options.workload]
-        for winner in asked or ([] if options.workload else mine[-1:]):
-            found.setdefault(winner.workload, winner.candidate)
-    return found
 
 
 def _measure(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agreement import races, summary
@@ -51,6 +51,9 @@ PLANTED = {
     "cpu": ("M=64,K=816,N=64", "M=64,K=800,N=64"),
 }
 """Workloads of matmul of which the first has 2 % more to do."""
+
+STALL_S = 45.0
+"""Seconds without a new row after which a child is taken to hang; it starts within them."""
 
 RESTARTS = 4
 """How often a child that died is started again, without what it died of."""
@@ -113,16 +116,39 @@ def _in_children(
             *("--run", about["run"], "--name", about["device"], "--seconds", f"{left_s:.1f}"),
             *("--races", str(options.races), "--planted", str(options.planted)),
         ]
+        # Torn down, CUPTI cannot look at captured graphs again.
         environment = {**os.environ, **cache, "TEARDOWN_CUPTI": "0"}
-        with subprocess.Popen(command, env=environment) as child:
-            try:
-                status = child.wait(timeout=left_s + 45)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                status = -1
+        begun = options.folder / f"{part}.begun"
+        # Nsight Compute ends by itself, and writes nothing while it makes its list.
+        signs = [] if part == "ncu" else [options.output, begun]
+        status = _watched(command, environment, signs, left_s + STALL_S)
         if status == 0:
             return
-        print(f"the child of {part} ended with status {status}", flush=True)
+        note = f"the child of {part} ended with status {status}; last begun: {_last(begun)}"
+        OwnRows(options.output, about["device"], COLUMNS, about["run"]).add({"note": note})
+        print(note, flush=True)
+
+
+def _watched(
+    command: Sequence[str], environment: Mapping[str, str], signs: Sequence[Path], most_s: float
+) -> int | None:
+    """Run a child and return its status; None for one that hung: no file of it grew for long."""
+    end_s = time.monotonic() + most_s
+    with subprocess.Popen(command, env=dict(environment)) as child:
+        started = time.time()
+        while child.poll() is None:
+            written = [path.stat().st_mtime for path in signs if path.exists()]
+            stalled = bool(signs) and time.time() > max([started, *written]) + STALL_S
+            if stalled or time.monotonic() > end_s:
+                child.kill()
+                return None
+            time.sleep(0.2)
+        return child.returncode
+
+
+def _last(path: Path) -> str:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines[-1] if lines else "nothing"
 
 
 def _conclude(output: OwnRows) -> int:
@@ -177,7 +203,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile-seconds", type=float, default=60.0)
     parser.add_argument("--variants-seconds", type=float, default=90.0)
     parser.add_argument("--races-seconds", type=float, default=50.0)
-    parser.add_argument("--ncu-seconds", type=float, default=50.0, help="0 for no Nsight Compute")
+    parser.add_argument("--ncu-seconds", type=float, default=60.0, help="0 for no Nsight Compute")
     parser.add_argument("--folder", type=Path, help="for sources and binaries; else a new one")
     for name in ("--part", "--run", "--name"):
         parser.add_argument(name, help=argparse.SUPPRESS)

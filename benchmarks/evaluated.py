@@ -8,11 +8,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from statistics import median
 
-from tuner.children.task import Compiled
+from tuner.children.task import Compiled, Limits
 from tuner.children.worker import Lethal, Workers
 from tuner.records import Candidate, Measurement, Outcome, Rejection, Resources, Source
 from tuner.render import Renderer
 from tuner.session import Subject
+
+LIMITS = Limits(compile_s=40.0, run_s=20.0)
+"""How long one candidate may take where the time of the device is short."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,22 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from evaluated import Evaluator
+from evaluated import LIMITS, Evaluator
 from rows import OwnRows
+from searches import Keys, Run
+from winners import frozen_winners
 
 from tuner.catalog import Catalog, device_class
-from tuner.children.task import Limits
 from tuner.children.worker import Workers
 from tuner.cli.devices import jobs_or_cores, workers_for
-from tuner.package.reading import package_winners
 from tuner.plan import subject_of
 from tuner.records import Candidate, DeviceInfo
 from tuner.render import Renderer
-from tuner.search.replay import SAMPLERS, Strategy
+from tuner.search.replay import SAMPLERS
 from tuner.search.tables import Table
-from tuner.session import Subject
-from tuner.space.feasible import FeasibleSet
 from tuner.space.kernel import load_space
 
 COLUMNS = (
@@ -45,60 +42,7 @@ KERNELS = ("matmul", "attention_backward")
 GOOD = 0.98
 """Share of the best time of all at which a search is done."""
 
-LIMITS = Limits(compile_s=40.0, run_s=20.0)
-
 FROZEN = "frozen winner"
-
-
-class Keys(Mapping[int, float | None]):
-    """The keys of a feasible set in the place of recorded times, which are yet to be measured."""
-
-    def __init__(self, feasible: FeasibleSet) -> None:
-        if feasible.keys is None:
-            raise ValueError(f"about {len(feasible)} candidates are too many to list for TPE")
-        self._keys = feasible.keys
-
-    def __getitem__(self, key: int) -> float | None:
-        raise KeyError(f"{key} is measured when it is asked for")
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys.tolist())
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-@dataclass(slots=True)
-class Run:
-    """One sampler's search.
-
-    Attributes:
-        sampler: Its name.
-        seed: Its seed.
-        strategy: What asks and is told.
-        waiting: Keys that were asked for and are being compiled.
-        times_ms: The time of each trial, None for a failure.
-        seconds: What each trial cost.
-    """
-
-    sampler: str
-    seed: int
-    strategy: Strategy
-    waiting: list[int] = field(default_factory=list)
-    times_ms: list[float | None] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def best_ms(self) -> float | None:
-        """The least time so far."""
-        return min((item for item in self.times_ms if item is not None), default=None)
-
-    def reached(self, limit_ms: float) -> int | None:
-        """Return the number of trials after which a time was at most a limit."""
-        for number, time_ms in enumerate(self.times_ms, 1):
-            if time_ms is not None and time_ms <= limit_ms:
-                return number
-        return None
 
 
 class Race:
@@ -221,19 +165,6 @@ def _measure(
     print(f"{kernel} {workload}: {len(subject.feasible)} candidates", flush=True)
     race = Race(evaluator, options, jobs_or_cores(options.jobs), output)
     race.hold(frozen_winners(options.package, subject, info))
-
-
-def frozen_winners(package: Path, subject: Subject, info: DeviceInfo) -> list[Candidate]:
-    """Return the candidates that a package was frozen with, for a workload and architecture."""
-    if not package.exists():
-        return []
-    return [
-        winner.candidate
-        for winner in package_winners(package)
-        if winner.workload == subject.task.workload
-        and winner.device.arch == info.arch
-        and winner.candidate in subject.feasible
-    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
