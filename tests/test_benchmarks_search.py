@@ -25,6 +25,7 @@ import gradient_cases
 import gradients
 import search_device
 import searches
+import tuning_time
 import winners
 
 SMALL = "N=100000,dtype=float32"
@@ -134,6 +135,20 @@ def test_the_float64_reference_is_attention(causal):
     expected = gradient_cases.gradients(gradient_cases.torchs(case, backend), tensors)
     found = gradient_cases.gradients(gradient_cases.reference(case), tensors)
     assert max(gradient_cases.errors(found, expected)) < 1e-14
+
+
+def test_tuning_is_timed_even_where_nothing_else_can_tune(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    output = tmp_path / "tuning.csv"
+    arguments = ["--device", "cpu", "--output", str(output), "--jobs", "1"]
+    arguments += ["--workload", "M=64,N=64,K=64,dtype=float32", "--configurations", "2"]
+    assert tuning_time.main(arguments) == 0
+    found = {(row["op"].partition(" from ")[0], row["contender"]): row for row in read(output)}
+    ours, other, *picks = found.values()
+    assert (ours["unit"], other["median_ms"]) == ("candidates/s", "")
+    assert "GROUP_M" in other["note"]
+    assert [row["contender"] for row in picks] == ["tuner", "torch.matmul"]
+    assert all(float(row["median_ms"]) > 0 for row in picks)
 
 
 HANGS = "import sys, time; print('up', flush=True); time.sleep(600)"
