@@ -33,6 +33,8 @@ def summary(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     kernels = {row["op"] for row in timed}
     yield "variants", f"{len(variants)} variants of {len(kernels)} kernels in {len(timed)} rows"
     for hardware, name in HARDWARE.items():
+        if not any(row[hardware] for row in timed):
+            continue
         for band, low, high in BANDS:
             title = f"median absolute error against {name}, {band}"
             inside = [row for row in timed if low <= _number(row, hardware) < high]

@@ -162,14 +162,15 @@ def has_own_columns(path: Path) -> bool:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file of times or of searches.
+    """Return the rows of a file of times, of searches or of columns of its own.
 
     Raises:
-        ValueError: Its columns are neither `COLUMNS` nor `SEARCH_COLUMNS`.
+        ValueError: Its columns are none of these.
     """
     with path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) not in (COLUMNS, SEARCH_COLUMNS):
+        known = tuple(reader.fieldnames or ()) in (COLUMNS, SEARCH_COLUMNS)
+        if not known and not has_own_columns(path):
             raise ValueError(f"{path}: the columns are {reader.fieldnames}, not {COLUMNS}")
         return list(reader)
 

@@ -86,7 +86,8 @@ class Race:
             for _ in range(self._options.trials):
                 for run in runs:
                     if time.monotonic() > end_s or not self._step(run):
-                        self._runs += runs
+                        # Who was cut short says less than who was not.
+                        self._runs = self._runs or runs
                         return self._conclude()
             self._runs += runs
         return self._conclude()

@@ -11,9 +11,12 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import ablations
 import agreement
 import clock_hardware
+import gradients
 import hardware
+import search_device
 import tables
 from rows import OwnRows
 
@@ -89,6 +92,37 @@ def test_rows_of_their_own_survive_what_cuts_a_run_short(tmp_path):
     with pytest.raises(ValueError, match="write to another file"):
         OwnRows(path, "A", ("z",)).add({"z": 1})
     assert tables.section(tmp_path) == tables.section(tmp_path / "nothing")  # no table of times
+
+
+def test_the_readme_tells_what_files_of_their_own_columns_come_to(tmp_path):
+    clock = OwnRows(tmp_path / "clock.csv", "A", clock_hardware.COLUMNS)
+    clock.add({"op": "matmul", "tuner_us": 1.0, "cupti_us": 1.0})
+    clock.add({"op": "summary", "workload": "variants", "note": "1 variant"})
+    search = OwnRows(tmp_path / "search.csv", "A", search_device.COLUMNS)
+    for seed, trials in enumerate((10, 20, None)):
+        about = {"kernel": "matmul", "workload": "M=1", "sampler": "tuner", "seed": seed}
+        search.add({**about, "trial": 1, "median_ms": 1.0})
+        search.add(
+            {**about, "share_of_best": 0.99, "trials_to_98": trials, "seconds_to_98": trials}
+        )
+    search.add({**about, "sampler": "random", "share_of_best": 0.5})
+    changed = OwnRows(tmp_path / "ablations.csv", "A", ablations.COLUMNS)
+    for value, row in (("2", {"ratio": 1.25}), ("4", {"stage": "compile"}), ("8", {})):
+        about = {"kernel": "matmul", "workload": "M=1", "parameter": "TILE", "winner_value": "1"}
+        changed.add({**about, "value": value, **row})
+    exact = OwnRows(tmp_path / "gradients.csv", "A", gradients.COLUMNS)
+    exact.add({"case": 0, "note": "no such line"})
+    exact.add({"note": "200 of 200"})
+    text = tables.section(tmp_path)
+    for line in (
+        "| variants | 1 variant |",
+        "| tuner | 3 | 0.990 | 20 | 20.0 |",
+        "| random | 1 | 0.500 | not reached | not reached |",
+        "| TILE | 1 | 2: 1.250, 4: compile, 8: same code |",
+        "200 of 200",
+    ):
+        assert line in text.splitlines(), line
+    assert "no such line" not in text
 
 
 def test_what_killed_a_child_is_not_begun_again(tmp_path):
