@@ -24,6 +24,8 @@ from agreement import races, summary
 from rows import OwnRows
 from variants import Built, Request, compile_ahead, load, save
 
+from tuner.catalog import device_class, split_device
+
 COLUMNS = (
     *("op", "workload", "variant", "regime", "kernels", "tuner_us", "low_us", "high_us"),
     *("cupti_us", "ncu_us", "host_us", "do_bench_us", "error_percent", "host_error_percent"),
@@ -117,16 +119,19 @@ def _in_children(
             *("--races", str(options.races), "--planted", str(options.planted)),
         ]
         # Torn down, CUPTI cannot look at captured graphs again.
-        environment = {**os.environ, **cache, "TEARDOWN_CUPTI": "0"}
+        own = dict(device_class(split_device(options.device)[0]).environment)
+        environment = {**os.environ, **own, **cache, "TEARDOWN_CUPTI": "0"}
         begun = options.folder / f"{part}.begun"
         # Nsight Compute ends by itself, and writes nothing while it makes its list.
         signs = [] if part == "ncu" else [options.output, begun]
         status = _watched(command, environment, signs, left_s + STALL_S)
         if status == 0:
             return
-        note = f"the child of {part} ended with status {status}; last begun: {_last(begun)}"
+        note = f"the child of {part} ended with status {status}; last begun: {_last(begun) or '-'}"
         OwnRows(options.output, about["device"], COLUMNS, about["run"]).add({"note": note})
         print(note, flush=True)
+        if not _last(begun):
+            return  # it would fail again
 
 
 def _watched(
@@ -148,7 +153,7 @@ def _watched(
 
 def _last(path: Path) -> str:
     lines = path.read_text().splitlines() if path.exists() else []
-    return lines[-1] if lines else "nothing"
+    return lines[-1] if lines else ""
 
 
 def _conclude(output: OwnRows) -> int:
@@ -169,7 +174,8 @@ class Begun:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._keys = path.read_text().splitlines() if path.exists() else []
+        path.touch()  # a sign of life
+        self._keys = path.read_text().splitlines()
 
     def first_time(self, *key: object) -> bool:
         """Return whether something was not begun before, and note that it is now."""

@@ -15,7 +15,7 @@ import torch
 from clock_hardware import COLUMNS, Begun, by_workload
 from clock_races import hold_races
 from contest import reason
-from hardware import Hardware
+from hardware import Hardware, Stamps
 from rows import OwnRows
 from variants import Built, Place, rotation
 
@@ -54,11 +54,10 @@ class _Variants:
         self._begun = Begun(folder / "variants.begun")
         device = place.device
         if empty := device.empty_call():  # a look at CUPTI sets it up: what it costs, it costs all
-            with suppress(ValueError):
-                Hardware(place, [empty]).stamps()
+            _look(Hardware(place, [empty]))
         place.calibrate()
         # How a card is timed that has nothing but a host's clock and a synchronisation.
-        kind = "cpu" if device.kind == "cpu" else "accelerator"
+        kind = "accelerator" if torch.accelerator.is_available() else device.kind
         self._host_device = device_class(kind)(device.index)
         self._host = Clock(self._host_device)
         self._host.calibrate(self._host_device.empty_call())
@@ -105,19 +104,19 @@ class _Variants:
         hardware = Hardware(self._place, calls)
         if hardware.estimate_us > LONGEST_US:
             return {"note": f"left out: about {hardware.estimate_us:.4g} us"}
-        before = hardware.stamps()
+        before = _look(hardware)
         budget_s = self._place.device.measure_s
         timing = self._place.clock.measure(calls, budget_s=budget_s, give_up_ms=None)
-        between = hardware.stamps()
-        ours_us, true_us = timing.median_ms * 1e3, fmean([before.call_us, between.call_us])
+        between = _look(hardware)
+        ours_us, true_us = timing.median_ms * 1e3, _mean_us(before, between)
         row: dict[str, object] = {
             "regime": timing.regime,
-            "kernels": before.kernels,
+            "kernels": between.kernels if between else None,
             "tuner_us": ours_us,
             "low_us": timing.low_ms * 1e3,
             "high_us": timing.high_ms * 1e3,
             "cupti_us": true_us,
-            "error_percent": 100 * (ours_us / true_us - 1),
+            "error_percent": _error_percent(ours_us, true_us),
             "note": timing.method,
         }
         with suppress(Exception):  # needs a GPU; it empties the cache before each call
@@ -126,9 +125,29 @@ class _Variants:
             host = self._host.measure(calls, budget_s=budget_s, give_up_ms=None)
         except BelowFloor as error:
             return row | {"note": f"{row['note']}; the host's clock alone: {error}"}
-        true_us = fmean([between.call_us, hardware.stamps().call_us])
-        host_us = host.median_ms * 1e3
-        return row | {"host_us": host_us, "host_error_percent": 100 * (host_us / true_us - 1)}
+        host_us, true_us = host.median_ms * 1e3, _mean_us(between, _look(hardware))
+        return row | {
+            "host_us": host_us,
+            "host_error_percent": _error_percent(host_us, true_us),
+        }
+
+
+def _look(hardware: Hardware) -> Stamps | None:
+    """Return what the hardware says, None if it says nothing now."""
+    try:
+        return hardware.stamps()
+    except Exception as error:  # the other clocks' figures are worth having
+        print(f"  no look at the hardware: {reason(error)}", flush=True)
+        return None
+
+
+def _mean_us(*looks: Stamps | None) -> float | None:
+    """Return the time around a measurement: a drift to one side cancels."""
+    return None if None in looks else fmean(look.call_us for look in looks if look)
+
+
+def _error_percent(time_us: float, true_us: float | None) -> float | None:
+    return None if true_us is None else 100 * (time_us / true_us - 1)
 
 
 def _do_bench_us(calls: Sequence[Call]) -> float:

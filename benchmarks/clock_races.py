@@ -99,7 +99,7 @@ def _with_truth(place: Place, workload: str, contenders: Mapping[str, Sequence[C
             median([Hardware(place, calls).stamps().call_us for _ in range(3)])
             for calls in contenders.values()
         )
-    except ValueError as error:
+    except Exception as error:  # the race can be held all the same
         return f"{workload}: {reason(error)}"
     return f"{workload}: {100 * (more / less - 1):.2f} % by the hardware"
 
