@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class Ablation:
         evaluator: Measures on its workload.
         workers: The children.
         output: Where rows go.
-        seconds: How long the race takes.
+        seconds: How long trying the changes may take, and the race.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Ablation:
         workers: Workers,
         *,
         output: OwnRows,
-        seconds: float,
+        seconds: tuple[float, float],
     ) -> None:
         self._winner, self._evaluator, self._workers = winner, evaluator, workers
         self._output, self._seconds = output, seconds
@@ -82,10 +83,14 @@ class Ablation:
             raise ValueError(f"the winner is rejected: {outcome.outcome}")
         self._add(None, outcome, {"ratio": 1.0})
         right: dict[Change, Evaluated] = {}
+        end_s = time.monotonic() + self._seconds[0]
         same = self._evaluator.source(self._winner).sha256
         for change in tried:
             if self._evaluator.source(change.candidate).sha256 == same:
                 self._add(change, None, {"note": "leaves the code as it is"})
+                continue
+            if time.monotonic() > end_s:
+                self._add(change, None, {"stage": "not tried", "note": "the time was spent"})
                 continue
             found = self._evaluator.evaluate(change.candidate, give_up=False)
             if isinstance(found.outcome, Rejection):
@@ -111,10 +116,10 @@ class Ablation:
         """Race all that is right beside the winner; by parameter where that fails."""
         names = dict.fromkeys(change.parameter for change in right)
         by_parameter = [[item for item in right if item.parameter == name] for name in names]
-        if self._raced(list(right), right, self._seconds):
+        if self._raced(list(right), right, self._seconds[1]):
             return
         for group in by_parameter:
-            seconds = self._seconds * len(group) / len(right)
+            seconds = self._seconds[1] * len(group) / len(right)
             if not self._raced(group, right, seconds):
                 for change in group:
                     self._add(change, right[change], {"note": "cannot be raced"})
@@ -181,7 +186,8 @@ def _measure(
     catalog = Catalog(options.kernels)
     evaluator = Evaluator(subject, Renderer(catalog.template_folders), workers)
     print(f"{subject.task.workload.kernel} {subject.task.workload}: {winner}", flush=True)
-    Ablation(winner, evaluator, workers, output=output, seconds=options.seconds).run()
+    seconds = (options.try_seconds, options.seconds)
+    Ablation(winner, evaluator, workers, output=output, seconds=seconds).run()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -193,6 +199,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", nargs="+", default=[], help="one of each if left out")
     parser.add_argument("--package", type=Path, default=Path("kernels_generated"))
     parser.add_argument("--store", type=Path, help="with winners that are not frozen yet")
+    parser.add_argument("--try-seconds", type=float, default=45.0, help="to try all changes")
     parser.add_argument("--seconds", type=float, default=25.0, help="of each race")
     parser.add_argument("--jobs", type=int, help="compile children; all cores if left out")
     return parser.parse_args(arguments)
