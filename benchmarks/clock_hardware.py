@@ -208,7 +208,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--planted", type=int, default=40, help="between two 2 %% apart")
     parser.add_argument("--compile-seconds", type=float, default=60.0)
     parser.add_argument("--variants-seconds", type=float, default=90.0)
-    parser.add_argument("--races-seconds", type=float, default=50.0)
+    parser.add_argument("--races-seconds", type=float, default=70.0)
     parser.add_argument("--ncu-seconds", type=float, default=60.0, help="0 for no Nsight Compute")
     parser.add_argument("--folder", type=Path, help="for sources and binaries; else a new one")
     for name in ("--part", "--run", "--name"):

@@ -123,7 +123,7 @@ def _compile(
     workers: Workers, info: DeviceInfo, files: FrozenFiles, case: Case
 ) -> Future[Compiled | Rejection]:
     dims = {name: getattr(case, name) for name in files.signature.dims}
-    flags = {"causal": case.causal}
+    flags = files.signature.complete_flags({"causal": case.causal})
     choice = Manifest(files.folder / info.arch).choose(dims, case.dtype, flags)
     assert choice is not None
     kernel = files.signature.kernel

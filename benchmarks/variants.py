@@ -22,11 +22,14 @@ from tuner.records import Candidate, DeviceInfo
 from tuner.render import Renderer
 from tuner.runtime.variant import Variant
 from tuner.serve.bench import Bench, Call
-from tuner.space.kernel import KernelSpec, load_space
+from tuner.space.kernel import load_space
 from tuner.timing.clock import Clock
 
 COMPILE_S = 30.0
 """Seconds after which a candidate's compilation is given up."""
+
+_SPARE = 8
+"""Candidates drawn for one that is wanted, since some are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,28 +123,21 @@ def _drawn(
     catalog: Catalog, info: DeviceInfo, requests: Sequence[Request], seed: int
 ) -> Iterator[tuple[int, Request, Candidate]]:
     """Yield the place, request and candidate of every candidate that is to be compiled."""
-    samples: list[list[Candidate]] = []
-    for request in requests:
-        spec = load_space(catalog.space_path(request.kernel))
-        samples.append(_sample(spec, info, request, seed))
+    samples = [_sample(catalog, info, request, seed) for request in requests]
     for place, row in enumerate(itertools.zip_longest(*samples)):
         for request, candidate in zip(requests, row, strict=True):
             if candidate is not None:
                 yield place, request, candidate
 
 
-def _sample(spec: KernelSpec, info: DeviceInfo, request: Request, seed: int) -> list[Candidate]:
+def _sample(catalog: Catalog, info: DeviceInfo, request: Request, seed: int) -> list[Candidate]:
     """Return the default and a random sample, without Gluon, whose schedules may hang."""
-    dtype = spec.workload(request.workload).dtype
-    names = [
-        item.name
-        for item in spec.templates
-        if item.language != "gluon" and info.kind in item.devices and dtype in item.dtypes
-    ]
-    feasible = spec.feasible(dict(info.limits), info.kind, dtype, only=names)
-    keys = feasible.sample(request.count, np.random.default_rng(seed))
+    spec = load_space(catalog.space_path(request.kernel))
+    feasible = subject_of(catalog, info, spec, spec.workload(request.workload)).feasible
+    keys = feasible.sample(_SPARE * request.count, np.random.default_rng(seed))
     sampled = (feasible.candidate(int(key)) for key in keys)
-    return list(dict.fromkeys([*feasible.defaults[:1], *sampled]))[: request.count]
+    plain = [item for item in sampled if spec.template(item.template).language != "gluon"]
+    return list(dict.fromkeys([feasible.default, *plain]))[: request.count]
 
 
 class Place:
