@@ -120,7 +120,13 @@ def _in_children(
         ]
         # Torn down, CUPTI cannot look at captured graphs again.
         own = dict(device_class(split_device(options.device)[0]).environment)
-        environment = {**os.environ, **own, **cache, "TEARDOWN_CUPTI": "0"}
+        environment = {
+            **os.environ,
+            **own,
+            **cache,
+            "TEARDOWN_CUPTI": "0",
+            "KINETO_LOG_LEVEL": "5",
+        }
         begun = options.folder / f"{part}.begun"
         # Nsight Compute ends by itself, and writes nothing while it makes its list.
         signs = [] if part == "ncu" else [options.output, begun]

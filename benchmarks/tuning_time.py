@@ -42,6 +42,9 @@ TEMPLATES = {"cpu": "cpu"}
 
 FINALISTS, FINAL_S = 5, 2.0
 
+PICKED_S, REPEATS = 0.5, 3
+"""Seconds in each of the repeats in which the picks are timed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -159,7 +162,7 @@ class Peer:
         contenders[rival] = self._bench.rival_calls()
         for call in contenders[rival]:
             call()  # a library that starts up cannot be captured
-        outcomes = Contest(self._clock, 0.5, 3, 0.0).hold(contenders)
+        outcomes = Contest(self._clock, PICKED_S, REPEATS, 0.0).hold(contenders)
         workload = self._subject.task.workload
         itemsize = ITEMSIZES[workload.dtype]
         flops, _ = self._bench.problem.cost(dict(workload.dims), {}, itemsize)

@@ -123,7 +123,9 @@ def _drawn(
     catalog: Catalog, info: DeviceInfo, requests: Sequence[Request], seed: int
 ) -> Iterator[tuple[int, Request, Candidate]]:
     """Yield the place, request and candidate of every candidate that is to be compiled."""
-    samples = [_sample(catalog, info, request, seed) for request in requests]
+    samples = [
+        _sample(catalog, info, request, seed + number) for number, request in enumerate(requests)
+    ]
     for place, row in enumerate(itertools.zip_longest(*samples)):
         for request, candidate in zip(requests, row, strict=True):
             if candidate is not None:

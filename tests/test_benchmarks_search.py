@@ -139,6 +139,8 @@ def test_the_float64_reference_is_attention(causal):
 
 def test_tuning_is_timed_even_where_nothing_else_can_tune(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, value in (("FINAL_S", 0.3), ("PICKED_S", 0.05), ("REPEATS", 1)):
+        monkeypatch.setattr(tuning_time, name, value)
     output = tmp_path / "tuning.csv"
     arguments = ["--device", "cpu", "--output", str(output), "--jobs", "1"]
     arguments += ["--workload", "M=64,N=64,K=64,dtype=float32", "--configurations", "2"]
