@@ -54,7 +54,7 @@ PLANTED = {
 }
 """Workloads of matmul of which the first has 2 % more to do."""
 
-STALL_S = 45.0
+STALL_S = 60.0
 """Seconds without a new row after which a child is taken to hang; it starts within them."""
 
 RESTARTS = 4

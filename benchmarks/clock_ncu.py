@@ -48,9 +48,11 @@ def look(options: argparse.Namespace, output: OwnRows) -> int:
         found.setdefault(line, []).append(time_us)
     for line, values in found.items():
         output.update(json.loads(line), {"ncu_us": median(values)})
-    last = " ".join(text.splitlines()[-2:])[-300:]
-    output.add({"op": "ncu", "note": f"{len(times_us)} of {len(lines)} calls listed; {last}"})
-    print(f"Nsight Compute: {len(found)} variants; {last}", flush=True)
+    note = f"{len(times_us)} of {len(lines)} calls listed"
+    if len(times_us) < len(lines) or not lines:
+        note += "; it ends: " + " ".join(text.splitlines()[-2:])[-300:]
+    output.add({"op": "ncu", "note": note})
+    print(f"Nsight Compute: {len(found)} variants; {note}", flush=True)
     return 0
 
 

@@ -137,8 +137,8 @@ def test_variants_are_timed_beside_each_other_and_raced(tmp_path):
     output = tmp_path / "clock.csv"
     command = [sys.executable, str(ROOT / "benchmarks" / "clock_hardware.py"), "--device", "cpu"]
     command += ["--output", str(output), "--jobs", "1", "--variants", "2", "--races", "1"]
-    command += ["--planted", "2", "--workloads", "softmax M=64,N=256"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    command += ["--planted", "2", "--workloads", "softmax M=64,N=256", "--ncu-seconds", "0"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     with output.open() as lines:
         rows = list(csv.DictReader(lines))
     timed = [item for item in rows if item["tuner_us"]]
@@ -148,5 +148,4 @@ def test_variants_are_timed_beside_each_other_and_raced(tmp_path):
     races = [item["op"] for item in rows if item["outcome"] not in ("", "failed")]
     assert races.count("race of equals") == 1
     assert races.count("race of two 2 % apart") == 2
-    assert "Nsight Compute is not installed" in output.read_text()
     assert "variants: 2 variants of 1 kernels" in printed.stdout
