@@ -21,7 +21,6 @@ from variants import Built, Place, rotation
 
 from tuner.catalog import device_class
 from tuner.serve.bench import Bench, Call
-from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 
 LONGEST_US = 8000.0
@@ -96,11 +95,12 @@ class _Variants:
 
     def _rows(self, bench: Bench, item: Built) -> Iterator[dict[str, object]]:
         calls = self._place.calls(bench, item)
-        yield self._row(calls)
+        yield self._row(calls, flushed=True)
         if len(calls) > 1 and item.place < WARM_VARIANTS:
-            yield self._row(calls[:1])
+            yield self._row(calls[:1], flushed=False)
 
-    def _row(self, calls: Sequence[Call]) -> dict[str, object]:
+    def _row(self, calls: Sequence[Call], *, flushed: bool) -> dict[str, object]:
+        """Return what every clock says of calls, `do_bench` where caches hold nothing of use."""
         hardware = Hardware(self._place, calls)
         if hardware.estimate_us > LONGEST_US:
             return {"note": f"left out: about {hardware.estimate_us:.4g} us"}
@@ -120,11 +120,11 @@ class _Variants:
             "note": timing.method,
         }
         with suppress(Exception):  # needs a GPU; it empties the cache before each call
-            row["do_bench_us"] = _do_bench_us(calls) if timing.regime == "cold" else None
+            row["do_bench_us"] = _do_bench_us(calls) if flushed else None
         try:
             host = self._host.measure(calls, budget_s=budget_s, give_up_ms=None)
-        except BelowFloor as error:
-            return row | {"note": f"{row['note']}; the host's clock alone: {error}"}
+        except Exception as error:  # such as BelowFloor
+            return row | {"note": f"{row['note']}; the host's clock alone: {reason(error)}"}
         host_us, true_us = host.median_ms * 1e3, _mean_us(between, _look(hardware))
         return row | {
             "host_us": host_us,

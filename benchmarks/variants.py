@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,14 +14,15 @@ import numpy as np
 
 from tuner.catalog import Catalog, builder_for, device_class, split_device
 from tuner.children.task import Compiled, Limits
-from tuner.children.worker import Lethal
+from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import workers_for
 from tuner.plan import subject_of
 from tuner.plugins import BuildTask
-from tuner.records import Candidate, DeviceInfo
+from tuner.records import Candidate, DeviceInfo, Rejection
 from tuner.render import Renderer
 from tuner.runtime.variant import Variant
 from tuner.serve.bench import Bench, Call
+from tuner.session import Subject
 from tuner.space.kernel import load_space
 from tuner.timing.clock import Clock
 
@@ -88,35 +89,46 @@ def compile_ahead(
         seed: Of the samples.
     """
     catalog, limits = Catalog(), Limits(compile_s=COMPILE_S)
-    renderer = Renderer(catalog.template_folders)
-    futures = {}
     with workers_for(device, folder, dict(os.environ), jobs=jobs, limits=limits) as workers:
         info = workers.info()
-        for place, request, candidate in _drawn(catalog, info, requests, seed):
-            spec = load_space(catalog.space_path(request.kernel))
-            subject = subject_of(catalog, info, spec, spec.workload(request.workload))
-            source = subject.render(renderer, candidate)
-            built = Built(
-                request.kernel,
-                str(subject.task.workload),
-                str(candidate),
-                source.language,
-                str(workers.path_of(source)),
-                place,
-            )
-            futures[workers.compile(subject.task, source)] = built, subject, candidate
+        futures = _submitted(catalog, workers, list(_drawn(catalog, info, requests, seed)), info)
         done, _ = wait(futures, timeout=seconds)
-        compiled = []
-        for future in futures:  # in their order
-            built, subject, candidate = futures[future]
-            if future in done:
-                try:
-                    fit = subject.judge(candidate, future.result())
-                except Lethal:
-                    continue
-                compiled += [built] if isinstance(fit, Compiled) else []
+        compiled = [
+            built
+            for future, (built, subject, candidate) in futures.items()  # in their order
+            if future in done and _is_fit(subject, candidate, future)
+        ]
     print(f"{len(compiled)} of {len(futures)} candidates compiled", flush=True)
     return info, compiled
+
+
+_Submitted = dict[Future[Compiled | Rejection], tuple[Built, Subject, Candidate]]
+
+
+def _submitted(
+    catalog: Catalog,
+    workers: Workers,
+    drawn: Sequence[tuple[int, Request, Candidate]],
+    info: DeviceInfo,
+) -> _Submitted:
+    renderer, futures = Renderer(catalog.template_folders), {}
+    for place, request, candidate in drawn:
+        spec = load_space(catalog.space_path(request.kernel))
+        subject = subject_of(catalog, info, spec, spec.workload(request.workload))
+        source = subject.render(renderer, candidate)
+        workload, path = str(subject.task.workload), str(workers.path_of(source))
+        built = Built(
+            request.kernel, workload, str(candidate), source.language, path=path, place=place
+        )
+        futures[workers.compile(subject.task, source)] = built, subject, candidate
+    return futures
+
+
+def _is_fit(subject: Subject, candidate: Candidate, future: Future[Compiled | Rejection]) -> bool:
+    try:
+        return isinstance(subject.judge(candidate, future.result()), Compiled)
+    except Lethal:
+        return False
 
 
 def _drawn(
