@@ -112,9 +112,11 @@ def _submitted(
     info: DeviceInfo,
 ) -> _Submitted:
     renderer, futures = Renderer(catalog.template_folders), {}
+    subjects: dict[Request, Subject] = {}
     for place, request, candidate in drawn:
-        spec = load_space(catalog.space_path(request.kernel))
-        subject = subject_of(catalog, info, spec, spec.workload(request.workload))
+        if request not in subjects:
+            subjects[request] = _subject(catalog, info, request)
+        subject = subjects[request]
         source = subject.render(renderer, candidate)
         workload, path = str(subject.task.workload), str(workers.path_of(source))
         built = Built(
@@ -146,12 +148,17 @@ def _drawn(
 
 def _sample(catalog: Catalog, info: DeviceInfo, request: Request, seed: int) -> list[Candidate]:
     """Return the default and a random sample, without Gluon, whose schedules may hang."""
-    spec = load_space(catalog.space_path(request.kernel))
-    feasible = subject_of(catalog, info, spec, spec.workload(request.workload)).feasible
+    subject = _subject(catalog, info, request)
+    spec, feasible = subject.spec, subject.feasible
     keys = feasible.sample(_SPARE * request.count, np.random.default_rng(seed))
     sampled = (feasible.candidate(int(key)) for key in keys)
     plain = [item for item in sampled if spec.template(item.template).language != "gluon"]
     return list(dict.fromkeys([feasible.default, *plain]))[: request.count]
+
+
+def _subject(catalog: Catalog, info: DeviceInfo, request: Request) -> Subject:
+    spec = load_space(catalog.space_path(request.kernel))
+    return subject_of(catalog, info, spec, spec.workload(request.workload))
 
 
 class Place:
