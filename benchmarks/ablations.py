@@ -2,7 +2,8 @@
 
 Every other value of every parameter is compiled, verified and timed; what is right then takes
 turns with the winner in one interleaved race. A row says the ratio of a changed variant's time to
-the winner's, with its interval, or why there is no such variant.
+the winner's, with its interval, or why there is no such variant. Where constraints refuse the one
+change alone, the fewest other parameters change with it, and the row says which.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tuner.timing import finals
 from tuner.timing.race import RaceResult
 
 COLUMNS = (
-    *("kernel", "workload", "template", "parameter", "winner_value", "value"),
+    *("kernel", "workload", "template", "parameter", "winner_value", "value", "also"),
     *("ratio", "ratio_low", "ratio_high", "median_ms", "registers", "spills", "shared_bytes"),
     *("stage", "note"),
 )
@@ -66,7 +67,8 @@ class Ablation:
     ) -> None:
         self._winner, self._evaluator, self._workers = winner, evaluator, workers
         self._output, self._seconds = output, seconds
-        self._spec = evaluator.subject.spec.template(winner.template)
+        parts = evaluator.subject.feasible.templates
+        self._part = next(part for part in parts if part.spec.name == winner.template)
 
     def run(self) -> None:
         """Add a row for every change.
@@ -75,42 +77,37 @@ class Ablation:
             ValueError: The winner itself fails.
         """
         self._evaluator.submit(self._winner)
-        tried = [item for item in changes(self._spec, self._winner) if self._feasible(item)]
+        tried = changes(self._part, self._winner)
         for change in tried:
-            self._evaluator.submit(change.candidate)
+            if change.candidate is not None:
+                self._evaluator.submit(change.candidate)
         outcome = self._evaluator.evaluate(self._winner, give_up=False)
         if isinstance(outcome.outcome, Rejection):
             raise ValueError(f"the winner is rejected: {outcome.outcome}")
         self._add(None, outcome, {"ratio": 1.0})
         right: dict[Change, Evaluated] = {}
         end_s = time.monotonic() + self._seconds[0]
-        same = self._evaluator.source(self._winner).sha256
         for change in tried:
-            if self._evaluator.source(change.candidate).sha256 == same:
-                self._add(change, None, {"note": "leaves the code as it is"})
-                continue
-            if time.monotonic() > end_s:
-                self._add(change, None, {"stage": "not tried", "note": "the time was spent"})
-                continue
-            found = self._evaluator.evaluate(change.candidate, give_up=False)
-            if isinstance(found.outcome, Rejection):
-                reason = {"stage": found.outcome.stage, "note": found.outcome.reason[:300]}
-                self._add(change, found, reason)
-            else:
+            found, reason = self._tried(change, end_s)
+            if found is not None and not reason:
                 right[change] = found
+            else:
+                self._add(change, found, reason)
         self._race(right)
 
-    def _feasible(self, change: Change) -> bool:
-        """Return whether a change is feasible; one that is not has its row."""
-        subject = self._evaluator.subject
-        if change.candidate in subject.feasible:
-            return True
-        limits = next(
-            part.limits for part in subject.feasible.templates if part.spec.name == self._spec.name
-        )
-        broken = "; ".join(str(item) for item in self._spec.broken(change.candidate, limits))
-        self._add(change, None, {"stage": "constraints", "note": broken})
-        return False
+    def _tried(self, change: Change, end_s: float) -> tuple[Evaluated | None, dict[str, object]]:
+        """Return what became of a change, and why it cannot race if it cannot."""
+        if change.candidate is None:
+            return None, {"stage": "constraints", "note": change.broken}
+        source = self._evaluator.source
+        if source(change.candidate).sha256 == source(self._winner).sha256:
+            return None, {"note": "leaves the code as it is"}
+        if time.monotonic() > end_s:
+            return None, {"stage": "not tried", "note": "the time was spent"}
+        found = self._evaluator.evaluate(change.candidate, give_up=False)
+        if isinstance(found.outcome, Rejection):
+            return found, {"stage": found.outcome.stage, "note": found.outcome.reason[:300]}
+        return found, {}
 
     def _race(self, right: Mapping[Change, Evaluated]) -> None:
         """Race all that is right beside the winner; by parameter where that fails."""
@@ -131,7 +128,9 @@ class Ablation:
             return True
         source = self._evaluator.source
         sources = [(REFERENCE, source(self._winner))]
-        sources += [(change.label, source(change.candidate)) for change in group]
+        sources += [
+            (change.label, source(change.candidate)) for change in group if change.candidate
+        ]
         options = {"seed": 0, "rival": False, "verify": False}
         try:
             task = self._evaluator.subject.task
@@ -162,10 +161,11 @@ class Ablation:
         about: dict[str, object] = {
             "kernel": workload.kernel,
             "workload": workload,
-            "template": self._spec.name,
+            "template": self._part.spec.name,
             "parameter": change.parameter if change else REFERENCE,
             "winner_value": format_value(change.before) if change else self._winner,
             "value": format_value(change.after) if change else None,
+            "also": change.also if change else None,
         }
         if found is not None:
             about |= {"median_ms": found.median_ms}

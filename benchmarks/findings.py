@@ -73,10 +73,14 @@ def ablations(rows: Sequence[Row]) -> Iterator[str]:
         ]
         for parameter in dict.fromkeys(row["parameter"] for row in changed):
             values = [row for row in changed if row["parameter"] == parameter]
-            shown = ", ".join(f"{row['value']}: {_worth(row)}" for row in values)
+            shown = ", ".join(f"{_changed(row)}: {_worth(row)}" for row in values)
             lines.append(f"| {parameter} | {values[0]['winner_value']} | {shown} |")
         if changed:
             yield "\n".join(lines)
+
+
+def _changed(row: Row) -> str:
+    return f"{row['value']} (with {row['also']})" if row["also"] else row["value"]
 
 
 def _worth(row: Row) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tuner.package.reading import package_winners
 from tuner.records import Candidate, DeviceInfo, Value, Winner, Workload, format_value
 from tuner.session import Subject
-from tuner.space.template import TemplateSpec
+from tuner.space.combinations import Codes, TemplateSet
 from tuner.store import open_stores
 
 
@@ -54,12 +56,23 @@ def frozen_winners(package: Path, subject: Subject, info: DeviceInfo) -> list[Ca
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A winner with one parameter changed."""
+    """A winner with another value of one parameter.
+
+    Attributes:
+        parameter: Its name.
+        before: The winner's value.
+        after: The other value.
+        candidate: The winner with that value and `also`; None if nothing feasible has the value.
+        also: What else had to change, since the constraints refuse that value alone.
+        broken: The constraints that refuse it.
+    """
 
     parameter: str
     before: Value
     after: Value
-    candidate: Candidate
+    candidate: Candidate | None
+    also: str = ""
+    broken: str = ""
 
     @property
     def label(self) -> str:
@@ -67,18 +80,52 @@ class Change:
         return f"{self.parameter}={format_value(self.after)}"
 
 
-def changes(spec: TemplateSpec, winner: Candidate) -> list[Change]:
-    """Return every change of one parameter: choices of a schedule first, then of sizes."""
-    values = dict(winner.parameters)
+def changes(part: TemplateSet, winner: Candidate) -> list[Change]:
+    """Return every change of one parameter: choices of a schedule first, then of sizes.
+
+    Args:
+        part: What is feasible of the winner's template.
+        winner: The winner.
+    """
+    parameters, values = part.spec.parameters, dict(winner.parameters)
     structural = [
         name
-        for name, choices in spec.parameters
+        for name, choices in parameters
         if any(isinstance(choice, str | bool) for choice in choices)
     ]
+    codes = None if part.keys is None else part.codes(part.keys)
     found = [
-        Change(name, values[name], choice, Candidate.of(spec.name, {**values, name: choice}))
-        for name, choices in spec.parameters
+        _change(part, codes, (winner, name, choice))
+        for name, choices in parameters
         for choice in choices
         if choice != values[name]
     ]
     return sorted(found, key=lambda change: change.parameter not in structural)
+
+
+def _change(
+    part: TemplateSet, codes: Codes | None, wanted: tuple[Candidate, str, Value]
+) -> Change:
+    winner, name, value = wanted
+    values = dict(winner.parameters)
+    alone = Candidate.of(winner.template, {**values, name: value})
+    broken = "; ".join(str(item) for item in part.spec.broken(alone, part.limits))
+    if not broken:
+        return Change(name, values[name], value, alone)
+    near = None if codes is None else _nearest(part, codes, alone, name)
+    differ = () if near is None else set(near.parameters) - set(alone.parameters)
+    also = ", ".join(f"{key}={format_value(item)}" for key, item in sorted(differ))
+    return Change(name, values[name], value, near, also, broken)
+
+
+def _nearest(part: TemplateSet, codes: Codes, wanted: Candidate, name: str) -> Candidate | None:
+    """Return the feasible candidate with one value kept that differs in the fewest others."""
+    assert part.keys is not None
+    (code,), column = part.codes(np.array([part.key(wanted)])), part.names.index(name)
+    rows = np.flatnonzero(codes[:, column] == code[column])
+    if not len(rows):
+        return None
+    steps = np.abs(codes[rows] - code)
+    # Of those that differ in as many, the one whose values are the fewest steps away.
+    best = rows[np.argmin(1000 * (steps > 0).sum(axis=1) + steps.sum(axis=1))]
+    return part.candidate(int(part.keys[best]))

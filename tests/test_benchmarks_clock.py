@@ -107,7 +107,11 @@ def test_the_readme_tells_what_files_of_their_own_columns_come_to(tmp_path):
         )
     search.add({**about, "sampler": "random", "share_of_best": 0.5})
     changed = OwnRows(tmp_path / "ablations.csv", "A", ablations.COLUMNS)
-    for value, row in (("2", {"ratio": 1.25}), ("4", {"stage": "compile"}), ("8", {})):
+    for value, row in (
+        ("2", {"ratio": 1.25, "also": "A=1"}),
+        ("4", {"stage": "compile"}),
+        ("8", {}),
+    ):
         about = {"kernel": "matmul", "workload": "M=1", "parameter": "TILE", "winner_value": "1"}
         changed.add({**about, "value": value, **row})
     exact = OwnRows(tmp_path / "gradients.csv", "A", gradients.COLUMNS)
@@ -118,7 +122,7 @@ def test_the_readme_tells_what_files_of_their_own_columns_come_to(tmp_path):
         "| variants | 1 variant |",
         "| tuner | 3 | 0.990 | 20 | 20.0 |",
         "| random | 1 | 0.500 | not reached | not reached |",
-        "| TILE | 1 | 2: 1.250, 4: compile, 8: same code |",
+        "| TILE | 1 | 2 (with A=1): 1.250, 4: compile, 8: same code |",
         "200 of 200",
     ):
         assert line in text.splitlines(), line

@@ -7,6 +7,7 @@ import csv
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import KERNELS, ROOT
@@ -15,6 +16,7 @@ from test_benchmarks import frozen
 from tuner.catalog import Catalog
 from tuner.devices.cpu import Cpu
 from tuner.records import Candidate
+from tuner.space.combinations import TemplateSet
 from tuner.space.kernel import load_space
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -67,9 +69,7 @@ def test_every_choice_of_a_winner_is_changed_and_raced(tmp_path, monkeypatch):
     arguments += ["--kernels", str(KERNELS), "--kernel", "scale", "--jobs", "1", "--seconds", "1"]
     assert ablations.main(arguments) == 0
     found = {(row["parameter"], row["value"]): row for row in read(output)}
-    refused = found["THREADS", "false"]
-    assert refused["stage"] == "constraints"
-    assert "an example of a rule" in refused["note"]
+    assert found["THREADS", "false"]["also"] == "UNROLL=4"
     raced = found["WASTE", "8"]
     assert float(raced["ratio_low"]) <= float(raced["ratio"]) <= float(raced["ratio_high"])
     assert raced["winner_value"] == "0"
@@ -84,14 +84,30 @@ def test_every_choice_of_a_winner_is_changed_and_raced(tmp_path, monkeypatch):
     assert winners.chosen(options, list(winners.winners_of(options, info))) == {}
 
 
+def part_of(kernel: str):
+    spec = load_space(Catalog([KERNELS]).space_path(kernel))
+    return spec.feasible(dict(Cpu().info().limits), "cpu", "float32").templates[0]
+
+
 def test_choices_of_structure_are_changed_before_sizes():
-    spec = load_space(Catalog([KERNELS]).space_path("scale")).templates[0]
-    names = [item.parameter for item in winners.changes(spec, spec.default)]
-    assert list(dict.fromkeys(names)) == ["THREADS", "UNROLL", "WASTE"]
-    assert all(item.candidate != spec.default for item in winners.changes(spec, spec.default))
-    assert Candidate.of("cpu", {"UNROLL": 2, "THREADS": False, "WASTE": 4}) in [
-        item.candidate for item in winners.changes(spec, spec.default)
-    ]
+    part = part_of("scale")
+    found = winners.changes(part, part.spec.default)
+    assert list(dict.fromkeys(item.parameter for item in found)) == ["THREADS", "UNROLL", "WASTE"]
+    assert part.spec.default not in [item.candidate for item in found]
+    changed = Candidate.of("cpu", {"UNROLL": 2, "THREADS": False, "WASTE": 4})
+    assert changed in [item.candidate for item in found]
+
+
+def test_what_constraints_refuse_alone_is_changed_with_the_fewest_others():
+    part = part_of("scale")
+    found = {item.label: item for item in winners.changes(part, part.spec.default)}
+    assert found["WASTE=8"].broken == found["WASTE=8"].also == ""
+    eight = found["UNROLL=8"]
+    assert eight.also == "THREADS=true"
+    assert "an example of a rule between two parameters" in eight.broken
+    assert eight.candidate == Candidate.of("cpu", {"UNROLL": 8, "THREADS": True, "WASTE": 4})
+    empty = TemplateSet(part.spec, part.limits, np.array([part.key(part.spec.default)]))
+    assert {item.candidate for item in winners.changes(empty, part.spec.default)} >= {None}
 
 
 def test_gradients_are_compared_with_those_in_float64(tmp_path):
