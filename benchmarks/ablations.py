@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from entry import start
 from evaluated import LIMITS, Evaluated, Evaluator
 from rows import OwnRows
 from winners import Change, changes, chosen, winners_of
@@ -198,7 +198,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernels", nargs="*", type=Path, default=[], help="your own folders")
     parser.add_argument("--workload", nargs="+", default=[], help="one of each if left out")
     parser.add_argument("--package", type=Path, default=Path("kernels_generated"))
-    parser.add_argument("--store", type=Path, help="with winners that are not frozen yet")
+    parser.add_argument("--store", type=Path, help="whose winners are taken instead")
     parser.add_argument("--try-seconds", type=float, default=45.0, help="to try all changes")
     parser.add_argument("--seconds", type=float, default=25.0, help="of each race")
     parser.add_argument("--jobs", type=int, help="compile children; all cores if left out")
@@ -232,4 +232,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

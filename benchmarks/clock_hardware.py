@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agreement import races, summary
+from entry import start
 from rows import OwnRows
 from variants import Built, Request, compile_ahead, load, save
 
@@ -224,4 +225,4 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from contest import reason
+from entry import start
 from gradient_cases import Attend, Case, draw, errors, flash_4, gradients, reference, torchs
 from peers import FLASH_4
 from rows import OwnRows
@@ -220,4 +221,4 @@ def _has_flash_4() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

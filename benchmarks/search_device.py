@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from entry import start
 from evaluated import LIMITS, Evaluator
 from rows import OwnRows
 from searches import Keys, Run
@@ -203,4 +203,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -17,14 +17,12 @@ from tuner.store import open_stores
 
 
 def winners_of(options: argparse.Namespace, info: DeviceInfo) -> Iterator[Winner]:
-    """Yield the store's and the package's winners for this architecture, the store's first."""
+    """Yield the winners for an architecture, of the store if one is given, else of the package."""
     if options.store:
-        for store in open_stores(options.store):
-            yield from (item for item in store.winners if item.device.arch == info.arch)
-    if options.package.exists():
-        yield from (
-            item for item in package_winners(options.package) if item.device.arch == info.arch
-        )
+        found = [winner for store in open_stores(options.store) for winner in store.winners]
+    else:
+        found = package_winners(options.package)
+    yield from (winner for winner in found if winner.device.arch == info.arch)
 
 
 def chosen(options: argparse.Namespace, winners: Sequence[Winner]) -> dict[Workload, Candidate]:
