@@ -81,24 +81,33 @@ class Race:
             self._output.add(
                 {**self._about, "sampler": name, "median_ms": found.median_ms, "note": candidate}
             )
-        for seed in range(self._options.seeds):
-            runs = [self._begin(name, seed) for name in self._options.samplers]
-            for _ in range(self._options.trials):
-                for run in runs:
-                    if time.monotonic() > end_s or not self._step(run):
-                        # Who was cut short says less than who was not.
-                        self._runs = self._runs or runs
-                        return self._conclude()
-            self._runs += runs
-        return self._conclude()
+        try:
+            for seed in range(self._options.seeds):
+                runs = [self._begin(name, seed) for name in self._options.samplers]
+                self._runs += runs
+                if not self._advance(runs, end_s):
+                    if seed:  # who was cut short says less than who was not
+                        self._runs = self._runs[: -len(runs)]
+                    break
+        finally:  # what was found counts, whatever came after
+            self._conclude()
+
+    def _advance(self, runs: Sequence[Run], end_s: float) -> bool:
+        """Make the trials of some runs in turns; return False where the time did not suffice."""
+        for _ in range(self._options.trials):
+            for run in runs:
+                if time.monotonic() > end_s:
+                    return False
+                self._step(run)
+        return True
 
     def _begin(self, name: str, seed: int) -> Run:
         """Return a search that knows nothing yet."""
         table = Table(self._about["kernel"], self._feasible, Keys(self._feasible))
         return Run(name, seed, SAMPLERS[name](table, seed))
 
-    def _step(self, run: Run) -> bool:
-        """Make one trial; return False when there is nothing left."""
+    def _step(self, run: Run) -> None:
+        """Make one trial, if anything is left to try."""
         feasible, evaluator = self._feasible, self._evaluator
         left = self._options.trials - len(run.times_ms)
         left = min(left, len(feasible) - len(run.times_ms))
@@ -107,7 +116,7 @@ class Race:
             run.waiting.append(key)
             evaluator.submit(feasible.candidate(key))
         if not run.waiting:
-            return False
+            return
         by_candidate = {feasible.candidate(key): key for key in run.waiting}
         ready = evaluator.compiled(list(by_candidate))
         key = run.strategy.first([by_candidate[item] for item in ready])
@@ -115,7 +124,6 @@ class Race:
         found = evaluator.evaluate(feasible.candidate(key), give_up=True)
         run.strategy.tell(key, found.median_ms)
         self._note(run, found.median_ms, max(found.measure_s, found.compile_s / self._jobs))
-        return True
 
     def _note(self, run: Run, time_ms: float | None, seconds: float) -> None:
         run.times_ms.append(time_ms)
