@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from contest import reason
 from rows import Result, ResultsFile, Spread
 
 from tuner.catalog import device_class, split_device
@@ -182,23 +184,31 @@ def _measure(
     options: argparse.Namespace, device: Device, kernel: str, output: ResultsFile
 ) -> None:
     subject = Subject.of(options.package, kernel, device, options.extent)
-    times = host_times(subject.calls(subject.inputs()), device, rounds=options.rounds)
+    calls, results = subject.calls(subject.inputs()), []
+    for label, call in list(calls.items()):
+        try:
+            call()
+        except Exception as error:  # a contender that fails is a row that says why
+            results.append(Result(label, None, note=reason(error)))
+            del calls[label]
+    times = host_times(calls, device, rounds=options.rounds)
     note = f"median of {options.rounds} batches of {BATCH} calls"
-    results = [Result(label, spread, note=note) for label, spread in times.items()]
+    results += [Result(label, spread, note=note) for label, spread in times.items()]
     _write(output, f"{kernel}: host time of a call", subject.case, results)
 
 
-def _measure_first(options: argparse.Namespace, device: Device, output: ResultsFile) -> None:
-    for kernel in options.first_call:
-        subject = Subject.of(options.package, kernel, device, None)
-        for state, by_contender in first_calls(options, kernel).items():
-            results = []
-            for label, times_ms in by_contender.items():
-                found = median_interval(times_ms)
-                spread = Spread(found.value, found.low, found.high)
-                results.append(Result(label, spread, note=f"median of {len(times_ms)} processes"))
-            op = f"{kernel}: first call in a process, {state} cache"
-            _write(output, op, subject.case, results)
+def _measure_first(
+    options: argparse.Namespace, device: Device, kernel: str, output: ResultsFile
+) -> None:
+    subject = Subject.of(options.package, kernel, device, None)
+    for state, by_contender in first_calls(options, kernel).items():
+        results = []
+        for label, times_ms in by_contender.items():
+            found = median_interval(times_ms)
+            spread = Spread(found.value, found.low, found.high)
+            results.append(Result(label, spread, note=f"median of {len(times_ms)} processes"))
+        op = f"{kernel}: first call in a process, {state} cache"
+        _write(output, op, subject.case, results)
 
 
 def _write(output: ResultsFile, op: str, case: Case, results: Sequence[Result]) -> None:
@@ -206,8 +216,8 @@ def _write(output: ResultsFile, op: str, case: Case, results: Sequence[Result]) 
     output.replace(op, workload, results)
     print(f"{op}, {workload}")
     for result in results:
-        assert result.spread is not None
-        print(f"  {result.contender}: {result.spread.median_ms:.4g} ms ({result.note})")
+        time_ms = f"{result.spread.median_ms:.4g} ms" if result.spread else "failed"
+        print(f"  {result.contender}: {time_ms} ({result.note})", flush=True)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -240,10 +250,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kernels = sorted(
         path.parent.parent.name for path in options.package.glob(f"*/{info.arch}/{MANIFEST}")
     )
-    for kernel in options.kernel or kernels:
-        _measure(options, device, kernel, output)
-    _measure_first(options, device, output)
-    return 0
+    failures = 0
+    parts = [(_measure, kernel) for kernel in options.kernel or kernels]
+    parts += [(_measure_first, kernel) for kernel in options.first_call]
+    for measure, kernel in parts:
+        try:
+            measure(options, device, kernel, output)
+        except Exception:  # the other kernels' figures are worth having
+            traceback.print_exc()
+            failures += 1
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

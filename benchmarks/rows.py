@@ -7,17 +7,19 @@ import datetime
 import importlib.metadata
 import io
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.package.files import replace
 
+ABOUT = ("run", "date", "device", "torch", "triton")
+"""The columns that every file begins with."""
+
 COLUMNS = (
-    *("run", "date", "device", "torch", "triton", "op", "workload", "contender"),
+    *(*ABOUT, "op", "workload", "contender"),
     *("median_ms", "low_ms", "high_ms", "rate", "unit", "note"),
 )
-
 
 BUDGETS = ("25", "50", "100")
 """Evaluations after which a search is judged."""
@@ -66,12 +68,7 @@ class ResultsFile:
 
     def __init__(self, path: Path, device: str) -> None:
         self._path = path
-        self._run = {
-            "run": secrets.token_hex(4),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "device": device,
-            **{name: _version(name) for name in ("torch", "triton")},
-        }
+        self._run = _about(device)
 
     def replace(self, op: str, workload: str, results: Sequence[Result]) -> None:
         """Write a workload's results in the place of those that the file has on this device."""
@@ -89,15 +86,91 @@ class ResultsFile:
         replace(self._path, text.getvalue())
 
 
+class OwnRows:
+    """A file with columns of its own, written anew with every row: what is cut short is kept.
+
+    The first row of a run takes the place of all that the file has of this device.
+
+    Args:
+        path: The CSV file; it need not exist.
+        device: Name of the device.
+        columns: Names of the columns after `ABOUT`.
+        run: The run's id, where several processes write its rows.
+    """
+
+    def __init__(
+        self, path: Path, device: str, columns: Sequence[str], run: str | None = None
+    ) -> None:
+        self._path, self._columns = path, (*ABOUT, *columns)
+        self.about = _about(device) | ({"run": run} if run else {})
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of this run."""
+        return [row for row in self._all() if row["run"] == self.about["run"]]
+
+    def add(self, values: Mapping[str, object]) -> None:
+        """Write one more row; columns without a value stay empty.
+
+        Args:
+            values: The row by column; numbers are written with six digits.
+        """
+        texts = {name: _text(values.get(name)) for name in self._columns}
+        self._save([*self._kept(), texts | self.about])
+
+    def update(self, key: Mapping[str, str], values: Mapping[str, object]) -> None:
+        """Give columns of this run's rows that have the key's values other values."""
+        kept, texts = self._kept(), {name: _text(value) for name, value in values.items()}
+        for row in kept:
+            if all(row[name] == value for name, value in (self.about | dict(key)).items()):
+                row.update(texts)
+        self._save(kept)
+
+    def _kept(self) -> list[dict[str, str]]:
+        mine = self.about
+        return [
+            row
+            for row in self._all()
+            if row["run"] == mine["run"] or row["device"] != mine["device"]
+        ]
+
+    def _all(self) -> list[dict[str, str]]:
+        if not self._path.exists():
+            return []
+        with self._path.open(newline="", encoding="utf-8") as lines:
+            reader = csv.DictReader(lines)
+            if tuple(reader.fieldnames or ()) != self._columns:
+                raise ValueError(
+                    f"{self._path}: the columns are {reader.fieldnames}, not {self._columns}: "
+                    "write to another file"
+                )
+            return list(reader)
+
+    def _save(self, rows: Sequence[Mapping[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        replace(self._path, text.getvalue())
+
+
+def has_own_columns(path: Path) -> bool:
+    """Return whether a file is one of `OwnRows`."""
+    with path.open(newline="", encoding="utf-8") as lines:
+        found = tuple(next(csv.reader(lines), ()))
+    return found[: len(ABOUT)] == ABOUT and found != COLUMNS
+
+
 def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file of times or of searches.
+    """Return the rows of a file of times, of searches or of columns of its own.
 
     Raises:
-        ValueError: Its columns are neither `COLUMNS` nor `SEARCH_COLUMNS`.
+        ValueError: Its columns are none of these.
     """
     with path.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) not in (COLUMNS, SEARCH_COLUMNS):
+        known = tuple(reader.fieldnames or ()) in (COLUMNS, SEARCH_COLUMNS)
+        if not known and not has_own_columns(path):
             raise ValueError(f"{path}: the columns are {reader.fieldnames}, not {COLUMNS}")
         return list(reader)
 
@@ -112,6 +185,23 @@ def _cells(result: Result) -> dict[str, str]:
         **{name: "" if value is None else f"{value:.6g}" for name, value in numbers.items()},
         "unit": result.unit,
         "note": " ".join(result.note.split()),
+    }
+
+
+def _text(value: object) -> str:
+    """Return a value as a cell's text."""
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def _about(device: str) -> dict[str, str]:
+    """Return what all rows of a run begin with."""
+    return {
+        "run": secrets.token_hex(4),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": device,
+        **{name: _version(name) for name in ("torch", "triton")},
     }
 
 

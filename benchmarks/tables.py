@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from rows import BUDGETS, SEARCH_COLUMNS, read
+import findings
+from rows import BUDGETS, SEARCH_COLUMNS, has_own_columns, read
 
 from tuner.package.files import replace
 
@@ -18,7 +19,7 @@ README = ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 OURS = "tuner"
-NONE = "–"
+NONE = findings.NONE
 
 _EQUAL = 0.002
 """Shares that differ by less are equal: runs of the same sampler differ by more."""
@@ -37,6 +38,9 @@ def section(results: Path) -> str:
     parts = [_LEGEND]
     for path in sorted(results.glob("*.csv")):
         rows = read(path)
+        if has_own_columns(path):
+            parts += findings.section(path, rows)
+            continue
         if rows and tuple(rows[0]) == SEARCH_COLUMNS:
             parts.append(search_table(rows, path.name))
             continue

@@ -12,23 +12,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotuned import autotune, autotuned_source
 from contest import Contest, reason, summary
+from evaluated import Evaluator
 from rows import Result, ResultsFile, Spread
 
 from tuner import codec
 from tuner.ahead import choose
 from tuner.catalog import Catalog, device_class, split_device
-from tuner.children.task import Compiled
-from tuner.children.worker import Lethal, Workers
+from tuner.children.worker import Workers
 from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.plan import subject_of
-from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, TunerError
+from tuner.records import Candidate, TunerError
 from tuner.render import Renderer
 from tuner.session import Subject
 from tuner.space.kernel import load_space
@@ -36,9 +35,15 @@ from tuner.space.template import ITEMSIZES
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
 
-KERNEL, TEMPLATE, AUTOTUNE = "matmul", "triton", "triton.autotune"
+KERNEL, AUTOTUNE = "matmul", "triton.autotune"
+
+TEMPLATES = {"cpu": "cpu"}
+"""The template that is tuned by kind of device: of accelerators, the one named ``"triton"``."""
 
 FINALISTS, FINAL_S = 5, 2.0
+
+PICKED_S, REPEATS = 0.5, 3
+"""Seconds in each of the repeats in which the picks are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,11 @@ class Engine:
     def tune(self, candidates: Sequence[Candidate]) -> Tuned:
         """Return the best of the candidates, of which the first is the default."""
         start_s = time.perf_counter()
-        timed = {
-            candidate: outcome.median_ms
-            for candidate, outcome in self._outcomes(candidates)
-            if isinstance(outcome, Measurement)
-        }
+        evaluator = Evaluator(self._subject, self._renderer, self._workers)
+        for candidate in candidates:
+            evaluator.submit(candidate)
+        found = {item: evaluator.evaluate(item, give_up=True).median_ms for item in candidates}
+        timed = {item: time_ms for item, time_ms in found.items() if time_ms is not None}
         search_s = time.perf_counter() - start_s
         best = sorted(timed, key=lambda candidate: timed[candidate])[:FINALISTS]
         picked = self._final(list(dict.fromkeys([candidates[0], *best])))
@@ -95,28 +100,6 @@ class Engine:
             f"{len(timed)} of {len(candidates)} verified and timed in {search_s:.1f} s, then a "
             f"final of {FINAL_S:g} s between the best {FINALISTS}",
         )
-
-    def _outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
-        task, best_ms = self._subject.task, None
-        sources = {item: self._subject.render(self._renderer, item) for item in candidates}
-        futures = {item: self._workers.compile(task, source) for item, source in sources.items()}
-        for candidate, future in futures.items():
-            outcome = self._outcome(sources[candidate], future, best_ms)
-            if isinstance(outcome, Measurement):
-                best_ms = min(best_ms or outcome.median_ms, outcome.median_ms)
-            yield candidate, outcome
-
-    def _outcome(
-        self, source: Source, future: Future[Compiled | Rejection], best_ms: float | None
-    ) -> Outcome:
-        task = self._subject.task
-        try:
-            built = future.result()
-            if isinstance(built, Rejection):
-                return built
-            return self._workers.evaluate(task, source, built, give_up_ms=best_ms)
-        except Lethal as lethal:
-            return lethal.rejection
 
     def _final(self, finalists: Sequence[Candidate]) -> Candidate:
         labels = {str(candidate): candidate for candidate in finalists}
@@ -161,12 +144,12 @@ class Peer:
 
     def tune(self, candidates: Sequence[Candidate]) -> Tuned:
         """Return what `triton.autotune` picks from the candidates."""
-        general = next(item for item in candidates if dict(item.parameters)["GROUP_M"] != 1)
-        text = autotuned_source(self._subject.render(self._renderer, general), candidates)
-        tensors = list(self._bench.sets[0].values())
         try:
+            general = next(item for item in candidates if dict(item.parameters)["GROUP_M"] != 1)
+            text = autotuned_source(self._subject.render(self._renderer, general), candidates)
+            tensors = list(self._bench.sets[0].values())
             picked, seconds = autotune(text, candidates, tensors, self._folder)
-        except Exception as error:
+        except Exception as error:  # such as a device without triton
             return Tuned(None, 0.0, 0.0, reason(error))
         return Tuned(
             picked, seconds, seconds, f"one call over {len(candidates)}; nothing is verified"
@@ -179,7 +162,7 @@ class Peer:
         contenders[rival] = self._bench.rival_calls()
         for call in contenders[rival]:
             call()  # a library that starts up cannot be captured
-        outcomes = Contest(self._clock, 0.5, 3, 0.0).hold(contenders)
+        outcomes = Contest(self._clock, PICKED_S, REPEATS, 0.0).hold(contenders)
         workload = self._subject.task.workload
         itemsize = ITEMSIZES[workload.dtype]
         flops, _ = self._bench.problem.cost(dict(workload.dims), {}, itemsize)
@@ -192,10 +175,10 @@ class Peer:
             yield Result(label, spread, flops / spread.median_ms * 1e-6, "GFLOP/s", note)
 
     def _calls(self, candidate: Candidate) -> Any:
-        from tuner.runtime.variant import load_variant
+        from tuner.runtime.variant import SUFFIXES, load_variant
 
         source = self._subject.render(self._renderer, candidate)
-        path = self._folder / f"{source.sha256}.py"
+        path = self._folder / f"{source.sha256}.{SUFFIXES[source.language]}"
         path.write_text(source.text, encoding="utf-8")
         variant = load_variant(self._subject.spec.signature, source.language, path=path)
         if fault := self._bench.verifier.check(variant):
@@ -213,24 +196,30 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     with workers_for(options.device, folder / "store", dict(os.environ), jobs=jobs) as workers:
         info = workers.info()
         task = subject_of(catalog, info, spec, workload).task
-        feasible = spec.feasible(dict(info.limits), info.kind, workload.dtype, only=[TEMPLATE])
+        names = [TEMPLATES.get(info.kind, "triton")]
+        feasible = spec.feasible(dict(info.limits), info.kind, workload.dtype, only=names)
         subject = Subject(spec, task, feasible)
         candidates = choose(feasible, options.configurations, options.seed)
+        workers.warm_up()  # as torch is imported here before the other tuner starts
         ours = Engine(subject, renderer, workers).tune(candidates)
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "autotune")
-    peer = Peer(subject, renderer, device=options.device, folder=folder)
-    tuned = {"tuner": ours, AUTOTUNE: peer.tune(candidates)}
-    picks = {label: item.picked for label, item in tuned.items() if item.picked is not None}
-    count = len(candidates)
-    output = ResultsFile(options.output, info.name)
-    times = [item.result(label, count) for label, item in tuned.items()]
-    by_op = {
-        f"matmul: tuning over {count} configurations, {jobs} jobs": times,
-        f"matmul: the pick from {count} configurations": list(peer.picked(picks)),
-    }
-    for op, results in by_op.items():
+    count, output = len(candidates), ResultsFile(options.output, info.name)
+    tuned = {"tuner": ours}
+
+    def write(op: str, results: Sequence[Result]) -> None:
         output.replace(op, str(workload), results)
-        print(op, workload, *results, sep="\n  ")
+        print(op, workload, *results, sep="\n  ", flush=True)
+
+    def write_times() -> None:  # at once: the next tuner may be cut short
+        op = f"matmul: tuning over {count} configurations, {jobs} jobs"
+        write(op, [item.result(label, count) for label, item in tuned.items()])
+
+    write_times()
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "autotune")  # empty, as ours was
+    peer = Peer(subject, renderer, device=options.device, folder=folder)
+    tuned[AUTOTUNE] = peer.tune(candidates)
+    write_times()
+    picks = {label: item.picked for label, item in tuned.items() if item.picked is not None}
+    write(f"matmul: the pick from {count} configurations", list(peer.picked(picks)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

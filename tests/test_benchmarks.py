@@ -241,6 +241,20 @@ def test_the_host_time_of_a_call_is_measured_beside_a_call_by_hand(package, tmp_
     ]
 
 
+def test_a_contender_that_fails_costs_nobody_else_a_row(package, tmp_path):
+    output = tmp_path / "host.csv"
+    problem = package / "scale" / "problem.py"
+    problem.write_text(
+        problem.read_text().replace("lambda: torch.mul(x, factor)", "lambda: 1 / 0")
+    )
+    arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]
+    arguments += ["--rounds", "2", "--first-call", "--kernel", "no_such_kernel", "scale"]
+    assert host_overhead.main(arguments) == 1
+    found = {row["contender"]: row for row in rows.read(output)}
+    assert found["torch"]["note"] == "ZeroDivisionError: division by zero"
+    assert float(found["tuner"]["median_ms"]) > 0
+
+
 def test_the_autotuned_matmul_is_the_template(tmp_path):
     catalog = Catalog()
     default = load_space(catalog.space_path("matmul")).template("triton").default

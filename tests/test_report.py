@@ -16,9 +16,13 @@ from browser import emulate, open_browser
 from conftest import KERNELS, ROOT
 
 from tuner.catalog import Catalog
-from tuner.cli.report import write_report
+from tuner.cli.report import probed_ceilings, write_report
+from tuner.cost import Cost
+from tuner.evidence.card import DeviceCard, Finding
+from tuner.evidence.results import DeviceFacts
 from tuner.records import Candidate, Measurement, Rejection, Trial, UsageError, Workload
-from tuner.report.ceilings import Ceilings
+from tuner.report.ceilings import Ceilings, ceilings_of
+from tuner.report.chapters import Chapter
 from tuner.report.figure import amount_text, time_text
 from tuner.report.insight import importances, progress, rejected_regions
 from tuner.store import Store
@@ -317,3 +321,48 @@ def test_numbers_are_spelled_with_three_digits():
     assert amount_text(2.68e8, "FLOP") == "268 MFLOP"
     ceilings = Ceilings(100.0, 10.0, "made up")
     assert [ceilings.at(intensity) for intensity in (1.0, 10.0, 100.0)] == [10.0, 100.0, 100.0]
+
+
+def card(folder: Path, date: str, gbytes: float | None, name: str = "A Card") -> None:
+    device = DeviceFacts(kind="cuda", name=name, arch="sm90", limits={}, versions={"torch": date})
+    numbers = {"copy_bandwidth": gbytes, "rate_float16": 500.0, "rate_float32": 50.0}
+    findings = {key: Finding(value=value, unit="", note="") for key, value in numbers.items()}
+    made = DeviceCard(
+        schema_version=1, tuner="1", date=date, seconds=1.0, device=device, findings=findings
+    )
+    (folder / f"{date}.json").write_text(made.model_dump_json())
+
+
+def test_ceilings_are_those_of_the_latest_card_of_the_device(tmp_path):
+    card(tmp_path, "2026-01-02", 20.0)
+    card(tmp_path, "2026-01-03", None)  # could not be measured
+    card(tmp_path, "2026-01-04", 40.0, name="Another Card")
+    card(tmp_path, "2026-01-01", 10.0)
+    (tmp_path / "damaged.json").write_text("{")
+    probed = probed_ceilings(tmp_path)
+    found = probed("sm90", "float32", {"A Card"})
+    assert found is not None
+    assert (found.flops_per_s, found.bytes_per_s) == (5e10, 2e10)
+    assert "`tune probe` on A Card, 2026-01-02" in found.origin
+    half = probed("sm90", "float16", set())
+    assert half is not None
+    assert (half.flops_per_s, half.bytes_per_s) == (5e11, 4e10)
+    assert probed("sm80", "float32", set()) is None
+    assert probed("sm90", "float32", {"A third"}) is None
+
+
+def test_a_card_outweighs_what_was_reached():
+    chapters = [Chapter("x", WORKLOAD, (trial(0, {}, 2.0),), cost=Cost(4e9, 2e9))]
+    reached = ceilings_of(chapters, "x", "float32", lambda *_: None)
+    assert reached is not None
+    assert (reached.flops_per_s, reached.bytes_per_s) == (2e12, 1e12)
+    card = Ceilings(1e15, 1e13, "its card")
+    asked = []
+
+    def probed(*question):
+        asked.append(question)
+        return card
+
+    assert ceilings_of(chapters, "x", "float32", probed) == card
+    assert asked == [("x", "float32", set())]
+    assert ceilings_of(chapters, "y", "float32", lambda *_: None) is None

@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.catalog import Catalog
+from tuner.cli.probe import cards_folder
+from tuner.evidence.card import cards_in
 from tuner.package.files import replace
 from tuner.records import UsageError
+
+if TYPE_CHECKING:
+    from tuner.report.ceilings import Probed
 
 _NEEDS = ("altair", "vl_convert", "pygments")
 
@@ -42,9 +48,30 @@ def write_report(
     other = None
     if against is not None:
         other = Against(str(against), read_chapters(against, catalog, environment))
-    page = page_of(str(source), chapters, catalog.template_folders[-1], other)
+    probed = probed_ceilings(cards_folder(source, environment))
+    page = page_of(str(source), chapters, catalog.template_folders[-1], other, probed=probed)
     try:
         replace(output, page)
     except OSError as error:
         raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from error
     click.echo(f"{output}: {len(chapters)} workloads, {len(page.encode()) / 1e6:.2f} MB")
+
+
+def probed_ceilings(folder: Path) -> Probed:
+    """Return the ceilings that a folder's cards tell, the latest card's first."""
+    from tuner.report.ceilings import Ceilings
+
+    cards = cards_in(folder)[::-1]
+
+    def ceilings(arch: str, dtype: str, names: set[str]) -> Ceilings | None:
+        for card in cards:
+            device = card.device
+            if device.arch != arch or (names and device.name not in names):
+                continue
+            found = card.ceilings(dtype)
+            if found.gflops and found.gbytes:
+                origin = f"measured by `tune probe` on {device.name}, {card.date[:10]}"
+                return Ceilings(found.gflops * 1e9, found.gbytes * 1e9, origin)
+        return None
+
+    return ceilings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -81,6 +82,15 @@ def card_path(folder: Path, info: DeviceInfo) -> Path:
     key = json.dumps(codec.to_json(info), sort_keys=True) + __version__
     digest = hashlib.sha256(key.encode()).hexdigest()[:_KEY_CHARACTERS]
     return folder / f"{info.kind}_{info.arch}_{digest}.json"
+
+
+def cards_in(folder: Path) -> list[DeviceCard]:
+    """Return the cards that a folder holds, the latest last; damaged ones are left out."""
+    cards = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(UsageError):
+            cards.append(read_section(DeviceCard, path, "`tune probe`"))
+    return sorted(cards, key=lambda card: card.date)
 
 
 def card_of(

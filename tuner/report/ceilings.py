@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tuner.cost import Cost
@@ -28,15 +28,29 @@ class Ceilings:
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
 
-def ceilings_of(chapters: Iterable[Chapter], arch: str, dtype: str) -> Ceilings | None:
-    """Return the ceilings of an architecture for a dtype: the best of all that was measured.
+Probed = Callable[[str, str, set[str]], Ceilings | None]
+"""Returns what `tune probe` measured on an architecture for a dtype, if it did.
 
-    The rival counts, too. None if nothing was measured or nothing has a cost.
+The last argument holds the names of the devices that were tuned for, empty where none is known.
+"""
+
+
+def ceilings_of(
+    chapters: Iterable[Chapter], arch: str, dtype: str, probed: Probed
+) -> Ceilings | None:
+    """Return the ceilings of an architecture for a dtype, None if nothing is known.
+
+    They are the device's own, where its card has them; else the best of all that was timed here,
+    the rival included. A rate above the former is possible: what caches keep is not moved.
     """
+    mine = [item for item in chapters if (item.arch, item.workload.dtype) == (arch, dtype)]
+    names = {item.winner.device.name for item in mine if item.winner is not None}
+    if (found := probed(arch, dtype, names)) is not None:
+        return found
     flops, moved = [], []
-    for chapter in chapters:
+    for chapter in mine:
         cost = chapter.cost
-        if cost is None or (chapter.arch, chapter.workload.dtype) != (arch, dtype):
+        if cost is None:
             continue
         for time_ms in _times_ms(chapter):
             flops.append(rate(cost, time_ms))

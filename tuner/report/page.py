@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from tuner.records import Winner, Workload
 from tuner.report import charts, code, overview
-from tuner.report.ceilings import ceilings_of
+from tuner.report.ceilings import Ceilings, Probed, ceilings_of
 from tuner.report.chapters import Chapter
 from tuner.report.embedded import embedded, library
 from tuner.report.figure import Cell, Figure, Table, candidate_cell, time_text, value_cell
@@ -59,7 +59,12 @@ class Section:
 
 
 def page_of(
-    name: str, chapters: Sequence[Chapter], templates: Path, against: Against | None = None
+    name: str,
+    chapters: Sequence[Chapter],
+    templates: Path,
+    against: Against | None = None,
+    *,
+    probed: Probed = lambda *_: None,
 ) -> str:
     """Return the page.
 
@@ -68,6 +73,7 @@ def page_of(
         chapters: At least one.
         templates: The folder that holds ``report/``.
         against: What it is put beside.
+        probed: What cards say of the devices.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates / "report"),
@@ -80,19 +86,25 @@ def page_of(
     environment.filters["time"] = time_text
     template = environment.get_template("page.html.j2")
     most = max(_LEAST_ROWS, min(_MOST_ROWS, _ALL_ROWS // len(chapters)))
+    pairs = sorted({(item.arch, item.workload.dtype) for item in chapters})
+    ceilings = {pair: ceilings_of(chapters, *pair, probed) for pair in pairs}
     while True:
-        page = template.render(_context(name, chapters, most, against), library=library())
+        context = _context(name, chapters, most, against=against, ceilings=ceilings)
+        page = template.render(context, library=library())
         if len(page.encode()) <= MOST_BYTES or most <= _LEAST_ROWS:
             return page
         most //= 2
 
 
 def _context(
-    name: str, chapters: Sequence[Chapter], most: int, against: Against | None
+    name: str,
+    chapters: Sequence[Chapter],
+    most: int,
+    *,
+    against: Against | None,
+    ceilings: Mapping[tuple[str, str], Ceilings | None],
 ) -> dict[str, Any]:
     keys = _keys(chapters)
-    pairs = sorted({(item.arch, item.workload.dtype) for item in chapters})
-    ceilings = {pair: ceilings_of(chapters, *pair) for pair in pairs}
     others = _others(keys, against.chapters if against else ())
     sections: list[Section] = []
     listings: dict[str, str] = {}

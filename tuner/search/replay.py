@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import optuna
@@ -179,20 +179,28 @@ class _Tpe(Strategy):
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
         self._random = np.random.default_rng(seed)
         self._keys = np.array(list(table.times))
-        self._codes = table.feasible.codes(self._keys).astype(float)
-        self._spans = np.array([max(len(values) - 1, 1) for values in table.feasible.choices])
         self._free = np.ones(len(self._keys), bool)
+        codes = table.feasible.codes(self._keys)
+        self._parts = [_Part.of(codes, place) for place in range(len(table.feasible.templates))]
+        spans = [max(len(values) - 1, 1) for values in table.feasible.choices]
+        self._spans = np.array(spans, np.float32)
 
     def ask(self) -> int:
         trial = self._study.ask(fixed_distributions=dict(self._space))
         self._study.tell(trial, state=TrialState.FAIL)
-        point = [self._space[n].to_internal_repr(trial.params[n]) for n in self._feasible.features]
-        steps = np.abs(self._codes - point) / self._spans
+        point = np.array(
+            [self._space[n].to_internal_repr(trial.params[n]) for n in self._feasible.features],
+            np.float32,
+        )
         # Another template is further away than any change of parameters.
-        steps[:, 0] = (self._codes[:, 0] != point[0]) * len(point)
-        distance = np.where(self._codes < 0, 0.0, steps).sum(axis=1)
-        distance[~self._free] = np.inf
-        nearest = np.flatnonzero(distance <= distance.min() + 1e-12)
+        first = int(point[0])
+        for part in (self._parts[first], *self._parts):
+            if self._free[part.rows].any():
+                break
+        steps = np.abs(part.codes - point[part.columns]) / self._spans[part.columns]
+        distance = steps.sum(axis=1)
+        distance[~self._free[part.rows]] = np.inf
+        nearest = part.rows[distance <= distance.min() + 1e-5]
         place = int(self._random.choice(nearest))
         self._free[place] = False
         return int(self._keys[place])
@@ -202,6 +210,21 @@ class _Tpe(Strategy):
             params = as_params(self._feasible.candidate(key))
             space: dict[str, BaseDistribution] = {name: self._space[name] for name in params}
             self._study.add_trial(create_trial(params=params, distributions=space, value=time_ms))
+
+
+class _Part(NamedTuple):
+    """The candidates of one template: their rows of all keys, and their parameters' categories."""
+
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    codes: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, codes: NDArray[np.int16], place: int) -> _Part:
+        """Return the template at a place, given all codes: [keys, features]."""
+        rows = np.flatnonzero(codes[:, 0] == place)
+        columns = np.flatnonzero(codes[rows[:1]].max(axis=0, initial=-1) >= 0)[1:]
+        return cls(rows, columns, codes[np.ix_(rows, columns)].astype(np.float32))
 
 
 class _Random(Strategy):

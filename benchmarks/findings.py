@@ -1,0 +1,104 @@
+"""What the files with columns of their own come to, as tables for the README."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+Row = Mapping[str, str]
+
+NONE = "–"
+
+
+def section(path: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what the README says of a file, device by device; nothing of one that it knows not."""
+    for needs, title, table in _KINDS:
+        if rows and needs <= rows[0].keys():
+            for device in dict.fromkeys(row["device"] for row in rows):
+                mine = [row for row in rows if row["device"] == device]
+                found = list(table(mine))
+                if found:
+                    about = f"{device}, {mine[0]['date']}; `benchmarks/results/{path.name}`"
+                    yield f"**{title}** ({about})"
+                    yield from found
+
+
+def clock(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table of how far the clock is from the hardware's own."""
+    lines = [
+        f"| {row['workload']} | {row['note']} |"
+        for row in rows
+        if row["op"] == "summary" and "no pairs" not in row["note"]
+    ]
+    if lines:
+        yield "\n".join(["| against the hardware | found |", "| --- | --- |", *lines])
+
+
+def search(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a table for each kernel: how soon each sampler came near the best of all."""
+    ends = [row for row in rows if row["share_of_best"]]
+    for kernel, workload in dict.fromkeys((row["kernel"], row["workload"]) for row in ends):
+        lines = [
+            f"| {kernel} {workload} | searches | of the best | trials to 98 % | seconds |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        mine = [row for row in ends if (row["kernel"], row["workload"]) == (kernel, workload)]
+        for sampler in dict.fromkeys(row["sampler"] for row in mine):
+            runs = [row for row in mine if row["sampler"] == sampler]
+            figures = [
+                str(len(runs)),
+                f"{median(float(row['share_of_best']) for row in runs):.3f}",
+                _reached(runs, "trials_to_98", "g"),
+                _reached(runs, "seconds_to_98", ".1f"),
+            ]
+            lines.append(f"| {sampler} | {' | '.join(figures)} |")
+        yield "\n".join(lines)
+
+
+def _reached(runs: Sequence[Row], name: str, form: str) -> str:
+    found = median(float(row[name] or math.inf) for row in runs)
+    return f"{found:{form}}" if math.isfinite(found) else "not reached"
+
+
+def ablations(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a table for each winner: the time over the winner's with one choice changed."""
+    for kernel, workload in dict.fromkeys((row["kernel"], row["workload"]) for row in rows):
+        mine = [row for row in rows if (row["kernel"], row["workload"]) == (kernel, workload)]
+        changed = [row for row in mine if row["value"]]
+        lines = [
+            f"| {kernel} {workload} | winner | time over the winner's with another value |",
+            "| --- | --- | --- |",
+        ]
+        for parameter in dict.fromkeys(row["parameter"] for row in changed):
+            values = [row for row in changed if row["parameter"] == parameter]
+            shown = ", ".join(f"{_changed(row)}: {_worth(row)}" for row in values)
+            lines.append(f"| {parameter} | {values[0]['winner_value']} | {shown} |")
+        if changed:
+            yield "\n".join(lines)
+
+
+def _changed(row: Row) -> str:
+    return f"{row['value']} (with {row['also']})" if row["also"] else row["value"]
+
+
+def _worth(row: Row) -> str:
+    if row["ratio"]:
+        return f"{float(row['ratio']):.3f}"
+    return {"": "same code", "constraints": "not allowed"}.get(row["stage"], row["stage"])
+
+
+def gradients(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the last line of each run."""
+    yield from (row["note"] for row in rows if not row["case"] and row["note"])
+
+
+_Table = Callable[[Sequence[Row]], Iterator[str]]
+
+_KINDS: tuple[tuple[set[str], str, _Table], ...] = (
+    ({"cupti_us"}, "The clock beside the hardware's own", clock),
+    ({"trials_to_98"}, "Searching on the device", search),
+    ({"winner_value"}, "What each choice of a winner is worth", ablations),
+    ({"tuner_dq"}, "Gradients of attention against float64", gradients),
+)
