@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -352,6 +353,21 @@ def test_rendered_files_have_no_leftovers(spec, template, tmp_path):
         check=False,
     )
     assert linted.returncode == 0, linted.stdout
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_host_functions_spell_their_arithmetic_out(spec, template):
+    if spec.kernel.startswith("moe"):
+        pytest.skip("an exchange waits for other ranks")
+    for parameters in VARIANTS[spec.kernel, template.name]:
+        candidate = Candidate.of(template.name, parameters)
+        text = (
+            Renderer(CATALOG.template_folders)
+            .render(spec.kernel, template.language, candidate)
+            .text
+        )
+        # each call of these takes microseconds, as much as a launch
+        assert not re.findall(r"triton\.(?:cdiv|next_power_of_2)\(.*", text)
 
 
 def target_device(target: str):

@@ -90,7 +90,7 @@ def rms_norm(
     M, N = x.shape
     if M == 0 or N == 0:
         return
-    resident = min(triton.next_power_of_2(N), 16384)
+    resident = min(1 << (N - 1).bit_length(), 16384)
     grid = (M,)
     rms_norm_kernel[grid](
         *(x, weight, y, rstd, M, N, eps),

@@ -85,7 +85,7 @@ def softmax_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> Non
     M, N = y.shape
     if M == 0 or N == 0:
         return
-    resident = min(triton.next_power_of_2(N), 1024)
+    resident = min(1 << (N - 1).bit_length(), 1024)
     grid = (M,)
     softmax_backward_kernel[grid](
         *(y, dy, dx, M, N),

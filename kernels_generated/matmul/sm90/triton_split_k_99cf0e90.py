@@ -78,7 +78,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     N = b.shape[1]
     if M == 0 or N == 0:
         return
-    tiles = triton.cdiv(M, 16) * triton.cdiv(N, 64)
+    tiles = ((M + 15) // 16) * ((N + 63) // 64)
     partial = torch.empty((4, M, N), dtype=torch.float32, device=a.device)
     matmul_kernel[(tiles, 4)](
         *(a, b, c, partial, M, N, K, b.stride(0), b.stride(1)),
@@ -86,5 +86,5 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         num_warps=4,
         num_stages=4,
     )
-    grid = (triton.cdiv(M * N, 1024),)
+    grid = ((M * N + 1023) // 1024,)
     add_parts_kernel[grid](partial, c, M * N)

@@ -1,5 +1,5 @@
 # matmul / triton: c = a b, one output tile per program, loaded through pointers.
-# BLOCK_K=128, BLOCK_M=16, BLOCK_N=64, GROUP_M=1, NUM_STAGES=5, NUM_WARPS=4
+# BLOCK_K=64, BLOCK_M=128, BLOCK_N=256, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8
 import torch
 import triton
 import triton.language as tl
@@ -9,8 +9,14 @@ STRIDED = ("b",)  # inputs that may have any strides
 
 @triton.jit
 def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    columns = tl.cdiv(N, BLOCK_N)
-    return tile // columns * BLOCK_M, tile % columns * BLOCK_N
+    # 8 rows of tiles are walked column by column: programs that run at the same time
+    # share their blocks of a and b in L2
+    GROUP_M: tl.constexpr = 8
+    tiles_in_group = GROUP_M * tl.cdiv(N, BLOCK_N)
+    first = tile // tiles_in_group * GROUP_M
+    rows = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
+    place = tile % tiles_in_group
+    return (first + place % rows) * BLOCK_M, place // rows * BLOCK_N
 
 
 @triton.jit
@@ -25,9 +31,9 @@ def matmul_kernel(
     stride_bn,
     EVEN_K: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = 16
-    BLOCK_N: tl.constexpr = 64
-    BLOCK_K: tl.constexpr = 128
+    BLOCK_M: tl.constexpr = 128
+    BLOCK_N: tl.constexpr = 256
+    BLOCK_K: tl.constexpr = 64
     off_m, off_n = grouped_tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N)
     rows = off_m + tl.arange(0, BLOCK_M)
     columns = off_n + tl.arange(0, BLOCK_N)
@@ -62,10 +68,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     N = b.shape[1]
     if M == 0 or N == 0:
         return
-    grid = (triton.cdiv(M, 16) * triton.cdiv(N, 64),)
-    matmul_kernel[grid](
+    tiles = ((M + 127) // 128) * ((N + 255) // 256)
+    matmul_kernel[(tiles,)](
         *(a, b, c, M, N, K, b.stride(0), b.stride(1)),
-        EVEN_K=K % 128 == 0,
-        num_warps=4,
-        num_stages=5,
+        EVEN_K=K % 64 == 0,
+        num_warps=8,
+        num_stages=3,
     )

@@ -76,7 +76,7 @@ def softmax(x: torch.Tensor, y: torch.Tensor) -> None:
     M, N = x.shape
     if M == 0 or N == 0:
         return
-    resident = min(triton.next_power_of_2(N), 16384)
+    resident = min(1 << (N - 1).bit_length(), 16384)
     grid = (M,)
     softmax_kernel[grid](
         *(x, y, M, N),

@@ -167,15 +167,17 @@ def rms_norm_backward(
         partial = torch.empty((programs, N), dtype=torch.float32, device=x.device)
         rows_kernel[(programs,)](
             *(x, weight, rstd, dy, dx, partial, M, N),
-            COLUMNS=triton.next_power_of_2(N),
+            COLUMNS=1 << (N - 1).bit_length(),
             num_warps=8,
         )
     else:
         dot = torch.empty_like(rstd)
         dot_rows_kernel[(M,)](x, weight, rstd, dy, dot, M, N, num_warps=8)
-        tiles = triton.cdiv(N, 128)
-        part_m = triton.cdiv(triton.cdiv(M, 16), triton.cdiv(8 * programs, tiles)) * 16
-        programs = triton.cdiv(M, part_m)
+        # parts of 16 rows and more, as many as keep every multiprocessor busy
+        tiles = (N + 127) // 128
+        parts = (8 * programs + tiles - 1) // tiles
+        part_m = (M + 16 * parts - 1) // (16 * parts) * 16
+        programs = (M + part_m - 1) // part_m
         partial = torch.empty((programs, N), dtype=torch.float32, device=x.device)
         columns_kernel[(tiles, programs)](x, weight, rstd, dy, dot, dx, partial, M, N, part_m)
-    add_partials_kernel[(triton.cdiv(N, 64),)](partial, dweight, programs, N)
+    add_partials_kernel[((N + 63) // 64,)](partial, dweight, programs, N)

@@ -126,12 +126,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     row_bytes = K | N | rows_of_b.stride(0)
     aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
     if K == 0 or not aligned or rows_of_b.stride(1) != 1:
-        grid = (triton.cdiv(M, 64) * triton.cdiv(N, 64),)
+        grid = (((M + 63) // 64) * ((N + 63) // 64),)
         strides = b.stride()
         unaligned_matmul_kernel[grid](a, b, c, M, N, K, *strides, EVEN_K=K % 32 == 0, num_stages=2)
         return
     block_b = [256, 64] if transposed else [64, 256]
-    tiles = triton.cdiv(M, 128) * triton.cdiv(N, 256)
+    tiles = ((M + 127) // 128) * ((N + 255) // 256)
     grid = (min(tiles, compute_units(a.device)),)
     matmul_kernel[grid](
         TensorDescriptor.from_tensor(a, [128, 64]),

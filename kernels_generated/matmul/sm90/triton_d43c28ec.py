@@ -1,5 +1,5 @@
 # matmul / triton: c = a b, one output tile per program, loaded through pointers.
-# BLOCK_K=32, BLOCK_M=128, BLOCK_N=128, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8
+# BLOCK_K=128, BLOCK_M=16, BLOCK_N=64, GROUP_M=1, NUM_STAGES=5, NUM_WARPS=4
 import torch
 import triton
 import triton.language as tl
@@ -9,14 +9,8 @@ STRIDED = ("b",)  # inputs that may have any strides
 
 @triton.jit
 def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    # 8 rows of tiles are walked column by column: programs that run at the same time
-    # share their blocks of a and b in L2
-    GROUP_M: tl.constexpr = 8
-    tiles_in_group = GROUP_M * tl.cdiv(N, BLOCK_N)
-    first = tile // tiles_in_group * GROUP_M
-    rows = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
-    place = tile % tiles_in_group
-    return (first + place % rows) * BLOCK_M, place // rows * BLOCK_N
+    columns = tl.cdiv(N, BLOCK_N)
+    return tile // columns * BLOCK_M, tile % columns * BLOCK_N
 
 
 @triton.jit
@@ -31,9 +25,9 @@ def matmul_kernel(
     stride_bn,
     EVEN_K: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = 128
-    BLOCK_N: tl.constexpr = 128
-    BLOCK_K: tl.constexpr = 32
+    BLOCK_M: tl.constexpr = 16
+    BLOCK_N: tl.constexpr = 64
+    BLOCK_K: tl.constexpr = 128
     off_m, off_n = grouped_tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N)
     rows = off_m + tl.arange(0, BLOCK_M)
     columns = off_n + tl.arange(0, BLOCK_N)
@@ -68,10 +62,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     N = b.shape[1]
     if M == 0 or N == 0:
         return
-    grid = (triton.cdiv(M, 128) * triton.cdiv(N, 128),)
-    matmul_kernel[grid](
+    tiles = ((M + 15) // 16) * ((N + 63) // 64)
+    matmul_kernel[(tiles,)](
         *(a, b, c, M, N, K, b.stride(0), b.stride(1)),
-        EVEN_K=K % 32 == 0,
-        num_warps=8,
-        num_stages=3,
+        EVEN_K=K % 128 == 0,
+        num_warps=4,
+        num_stages=5,
     )

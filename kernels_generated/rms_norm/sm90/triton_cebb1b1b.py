@@ -93,8 +93,8 @@ def rms_norm(
     M, N = x.shape
     if M == 0 or N == 0:
         return
-    resident = min(triton.next_power_of_2(N), 1024)
-    grid = (triton.cdiv(M, 16),)
+    resident = min(1 << (N - 1).bit_length(), 1024)
+    grid = ((M + 15) // 16,)
     rms_norm_kernel[grid](
         *(x, weight, y, rstd, M, N, eps),
         RESIDENT=resident,

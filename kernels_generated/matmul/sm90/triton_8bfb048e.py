@@ -1,11 +1,8 @@
-# matmul / triton_tma: c = a b, one output tile per program, loaded and stored through tensor
-# descriptors.
-# BLOCK_K=64, BLOCK_M=128, BLOCK_N=128, EPILOGUE_SPLIT=1, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8,
-# PROGRAMS_PER_UNIT=0
+# matmul / triton: c = a b, one output tile per program, loaded through pointers.
+# BLOCK_K=32, BLOCK_M=128, BLOCK_N=128, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 STRIDED = ("b",)  # inputs that may have any strides
 
@@ -23,37 +20,7 @@ def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def matmul_tile(tile, a_desc, b_desc, c_desc, M, N, K, TRANSPOSED: tl.constexpr):
-    BLOCK_M: tl.constexpr = 128
-    BLOCK_N: tl.constexpr = 128
-    BLOCK_K: tl.constexpr = 64
-    off_m, off_n = grouped_tile(tile, M, N, BLOCK_M, BLOCK_N)
-    accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for off_k in range(0, K, BLOCK_K):
-        a = a_desc.load([off_m, off_k])  # [BLOCK_M, BLOCK_K]
-        if TRANSPOSED:
-            b = b_desc.load([off_n, off_k]).T
-        else:
-            b = b_desc.load([off_k, off_n])  # [BLOCK_K, BLOCK_N]
-        accumulator = tl.dot(a, b, accumulator)
-    c_desc.store([off_m, off_n], accumulator.to(c_desc.dtype))
-
-
-@triton.jit
 def matmul_kernel(
-    a_desc,  # [M, K]
-    b_desc,  # [N, K] if TRANSPOSED else [K, N]
-    c_desc,  # [M, N]
-    M,
-    N,
-    K,
-    TRANSPOSED: tl.constexpr,
-):
-    matmul_tile(tl.program_id(0), a_desc, b_desc, c_desc, M, N, K, TRANSPOSED)
-
-
-@triton.jit
-def unaligned_matmul_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
     c_ptr,  # [M, N]
@@ -64,11 +31,10 @@ def unaligned_matmul_kernel(
     stride_bn,
     EVEN_K: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = 64
-    BLOCK_N: tl.constexpr = 64
+    BLOCK_M: tl.constexpr = 128
+    BLOCK_N: tl.constexpr = 128
     BLOCK_K: tl.constexpr = 32
-    off_m = tl.program_id(0) // tl.cdiv(N, BLOCK_N) * BLOCK_M
-    off_n = tl.program_id(0) % tl.cdiv(N, BLOCK_N) * BLOCK_N
+    off_m, off_n = grouped_tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N)
     rows = off_m + tl.arange(0, BLOCK_M)
     columns = off_n + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
@@ -102,25 +68,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     N = b.shape[1]
     if M == 0 or N == 0:
         return
-    transposed = b.stride(0) == 1
-    rows_of_b = b.T if transposed else b
-    # a descriptor's rows are contiguous and start at multiples of 16 bytes
-    row_bytes = K | N | rows_of_b.stride(0)
-    aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
-    if K == 0 or not aligned or rows_of_b.stride(1) != 1:
-        grid = (triton.cdiv(M, 64) * triton.cdiv(N, 64),)
-        strides = b.stride()
-        unaligned_matmul_kernel[grid](a, b, c, M, N, K, *strides, EVEN_K=K % 32 == 0, num_stages=2)
-        return
-    block_b = [128, 64] if transposed else [64, 128]
-    tiles = triton.cdiv(M, 128) * triton.cdiv(N, 128)
-    grid = (tiles,)
-    matmul_kernel[grid](
-        TensorDescriptor.from_tensor(a, [128, 64]),
-        TensorDescriptor.from_tensor(rows_of_b, block_b),
-        TensorDescriptor.from_tensor(c, [128, 128]),
-        *(M, N, K),
-        TRANSPOSED=transposed,
+    tiles = ((M + 127) // 128) * ((N + 127) // 128)
+    matmul_kernel[(tiles,)](
+        *(a, b, c, M, N, K, b.stride(0), b.stride(1)),
+        EVEN_K=K % 32 == 0,
         num_warps=8,
         num_stages=3,
     )
