@@ -146,6 +146,44 @@ def test_workload_defaults_and_round_trip(tmp_path):
     assert spec.workload(str(workload)) == workload
 
 
+OPTIONS = (
+    "flags: {causal: [false, true]}",
+    "flags: {causal: [false, true]}\n  options: {act: [none, relu], flip: [false, true]}",
+)
+OPTIONAL = (
+    "k: [B, KV, T, D]",
+    "k: {shape: [B, KV, T, D], transposed: flip}\n    mask: {shape: [S, T], optional: true}",
+)
+
+
+def test_a_workload_leaves_options_and_optional_inputs_out(tmp_path):
+    spec = load(tmp_path, OPTIONS, OPTIONAL)
+    plain, more = "B=2,H=8,S=8,D=4,KV=8,T=8,causal=true,dtype=float32", "mask=true,act=relu"
+    assert str(spec.workload(plain)) == plain
+    assert str(spec.workload(f"{plain},mask=false,act=none,flip=false")) == plain
+    given = spec.workload(f"{plain},flip=true,{more}")
+    assert given.flags == (("causal", True), ("mask", True), ("act", "relu"), ("flip", True))
+    assert spec.workload(str(given)) == given
+    with pytest.raises(UsageError, match="act=gelu is not one of none, relu"):
+        spec.workload(f"{plain},act=gelu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("transposed: flip", "transposed: act", "k.transposed: 'act' must be a flag or option"),
+        ("transposed: flip", "transposed: flop", "k.transposed: 'flop' must be a flag"),
+        ("[S, T], opt", "[S, X], opt", "inputs.mask: no input has the dim 'X'"),
+        ("q: [B, H, S, D]", "q: {shape: [B, H, S, D], optional: true}", "must come last"),
+        ("dtype: float32}", "optional: true}", "outputs.lse: only an input may be optional"),
+        ("act: [", "mask: [", "the name 'mask' stands for two things"),
+    ],
+)
+def test_a_wrong_option_or_optional_input_is_an_error(tmp_path, old, new, message):
+    with pytest.raises(UsageError, match="attention.yaml: .*" + message):
+        load(tmp_path, OPTIONS, OPTIONAL, (old, new))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -205,6 +205,15 @@ SHAPES = {
     "moe_dispatch": [{**EXCHANGE_SHAPE, "GROUPS": 3, "CHANNELS": 128}],
     "moe_combine": [{**EXCHANGE_SHAPE, "HIDDEN": 384}],
 }
+# Not all 32 choices, but each of each: the workload is as slow in the interpreter as it is small.
+FLAGS = {
+    "matmul": [
+        {},
+        {"bias": True, "activation": "gelu", "transposed_b": True},
+        {"bias": True, "activation": "silu"},
+        {"activation": "relu", "transposed_b": True, "allow_tf32": True},
+    ],
+}
 DTYPES = {
     **{"attention_forward": ("float16",), "attention_backward": ("float16",)},
     **{"moe_dispatch": ("bfloat16",), "moe_combine": ("bfloat16",)},
@@ -223,6 +232,7 @@ COMPILED_WORKLOADS = {
     "moe_dispatch": "RANKS=2,TOKENS=128,GROUPS=56,TOPK=8,EXPERTS=256,fp8=true",
     "moe_combine": "RANKS=2,TOKENS=128,HIDDEN=7168,TOPK=8,EXPERTS=256",
 }
+MORE_FLAGS = {"matmul": ",bias=true,activation=gelu,transposed_b=true"}
 
 
 def templates() -> list:
@@ -309,6 +319,11 @@ def test_variants_and_first_choices_compile(children, target):
     results = children.report(target)
     failures = {name: result for name, result in results.items() if isinstance(result, str)}
     assert not failures
+
+
+def test_products_are_rounded_to_tf32_where_that_is_allowed_alone(children):
+    report = children.report("cuda:90")
+    assert (report["rounds"], report["rounds if allowed"]) == (0, 1)
 
 
 @pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
@@ -416,7 +431,8 @@ _examples: dict[str, list] = {}
 
 def fault(kernel: str, path: Path) -> str | None:
     """Return the first thing that is wrong with a variant."""
-    from tuner.runtime.check import Case, Example, flag_choices, load_problem
+    from tuner.runtime.cases import flag_choices
+    from tuner.runtime.check import Case, Example, load_problem
     from tuner.runtime.variant import load_variant
 
     signature = load_space(CATALOG.space_path(kernel)).signature
@@ -428,7 +444,7 @@ def fault(kernel: str, path: Path) -> str | None:
             Example(signature, problem, Case(shape, flags, dtype, misaligned=misaligned))
             for dtype in dtypes
             for shape in shapes
-            for flags in flag_choices(signature)
+            for flags in FLAGS.get(kernel) or flag_choices(signature)
             for misaligned in ((False, True) if shape is shapes[-1] else (False,))
         ]
     variant = load_variant(signature, "triton", path=path)
@@ -444,7 +460,11 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
         parameters = dict((template.default, *template.seeds)[number].parameters)
         path = write(kernel, name, parameters, folder)
         report[f"{kernel}/{name}/first{number}"] = compiled(spec, path, target)
+        if more := MORE_FLAGS.get(kernel):
+            report[f"{kernel}/{name}/first{number}{more}"] = compiled(spec, path, target, more)
     if target == "cuda:90":
+        report["rounds"] = rounds(target, folder, "")
+        report["rounds if allowed"] = rounds(target, folder, ",allow_tf32=true")
         for (kernel, name), variants in VARIANTS.items():
             spec = load_space(CATALOG.space_path(kernel))
             for number, parameters in enumerate(variants):
@@ -454,28 +474,44 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
     return report
 
 
-def compiled(spec, path: Path, target: str) -> int | str:
+def compiled(spec, path: Path, target: str, more: str = "") -> int | str:
     from tuner.plugins import RejectedBuild
 
     try:
-        return resources(spec, path, target).shared_bytes
+        return resources(spec, path, target, more).shared_bytes
     except RejectedBuild as error:
         return str(error)
 
 
-def resources(spec, path: Path, target: str):
+def resources(spec, path: Path, target: str, more: str = ""):
     from tuner.builders.triton import TritonBuilder
+
+    return TritonBuilder().compile(task_of(spec, path, target, f",dtype=bfloat16{more}"))
+
+
+def rounds(target: str, folder: Path, more: str) -> int:
+    """Return whether a matmul of float32 has instructions that round it to TF32."""
+    from tuner.builders import triton
+
+    spec = load_space(CATALOG.space_path("matmul"))
+    path = write("matmul", "triton", dict(spec.template("triton").default.parameters), folder)
+    task = task_of(spec, path, target, f",dtype=float32{more}")
+    with triton._targeting(task.device), triton._compiling_only() as kernels:
+        triton._call_on_meta_tensors(triton.TritonVariant(task.signature, path), task)
+    return int(any("tf32" in kernel.asm["ptx"] for kernel in kernels))
+
+
+def task_of(spec, path: Path, target: str, more: str):
     from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
-    task = BuildTask(
+    return BuildTask(
         path=path,
         signature=spec.signature,
-        workload=spec.workload(f"{workload},dtype=bfloat16"),
+        workload=spec.workload(f"{workload}{more}"),
         device=target_device(target),
         cache=path.parent,
     )
-    return TritonBuilder().compile(task)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-# matmul / gluon_sm90: c = a b through a ring of 3 stages filled by TMA, with one producer warp
-# and two independent consumers, persistent.
-# BLOCK_K=64, BLOCK_M=128, BLOCK_N=256, CONSUMERS=2, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=8,
-# SCHEDULE=warp_specialized, STAGES=3, SWIZZLE=128
-import functools
-
+# matmul / gluon_sm90: c = activation(a b + bias) through a ring of 4 stages filled by TMA, loads
+# and products issued by the same warps.
+# BLOCK_K=128, BLOCK_M=64, BLOCK_N=128, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=4,
+# SCHEDULE=pipelined, STAGES=4, SWIZZLE=128
 import torch
 import triton
 import triton.language as tl
@@ -52,6 +50,23 @@ def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        layout: gl.constexpr = gl.SliceLayout(0, accumulator.type.layout)
+        columns = off_n + gl.arange(0, accumulator.shape[1], layout)
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(gl.float32).expand_dims(0)
+    if ACTIVATION == "relu":
+        accumulator = gl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + gl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + gl.exp(-accumulator))
+    return accumulator
+
+
+@gluon.jit
 def load_stage(
     a_desc,
     b_desc,
@@ -69,125 +84,91 @@ def load_stage(
     STAGE_BYTES: gl.constexpr = 49152
     bar = ready.index(slot)
     mbarrier.expect(bar, STAGE_BYTES, pred=wanted)
-    tma_load(a_desc, [off_m, off_k], bar, a_ring.index(slot * 2), pred=wanted)
+    tma_load(a_desc, [off_m, off_k], bar, a_ring.index(slot), pred=wanted)
     if TRANSPOSED:
         tma_load(b_desc, [off_n, off_k], bar, b_ring.index(slot), pred=wanted)
     else:
         tma_load(b_desc, [off_k, off_n], bar, b_ring.index(slot), pred=wanted)
-    tma_load(a_desc, [off_m + 64, off_k], bar, a_ring.index(slot * 2 + 1), pred=wanted)
-
-
-@gluon.jit
-def produce(
-    a_desc, b_desc, a_ring, b_ring, ready, free, M, N, K, TRANSPOSED: gl.constexpr
-):
-    """Keep the ring full: one warp that does nothing else."""
-    tiles = gl.cdiv(M, 128) * gl.cdiv(N, 256)
-    slot = 0
-    phase = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        off_m, off_n = grouped_tile(tile, M, N, 128, 256)
-        for off_k in range(0, K, 64):
-            mbarrier.wait(free.index(slot), phase ^ 1)
-            load_stage(
-                *(a_desc, b_desc, a_ring, b_ring, ready, slot),
-                *(off_m, off_n, off_k, True, TRANSPOSED),
-            )
-            slot, phase = next_slot(slot, phase, 3)
-
-
-@gluon.jit
-def consume(
-    c_desc,
-    a_ring,
-    b_ring,
-    c_tile,
-    ready,
-    free,
-    M,
-    N,
-    K,
-    TRANSPOSED: gl.constexpr,
-    HALF: gl.constexpr,
-):
-    """Multiply what the ring holds and store the tiles, half the rows of each."""
-    layout: gl.constexpr = accumulator_layout(256, 4)
-    tiles = gl.cdiv(M, 128) * gl.cdiv(N, 256)
-    slot = 0
-    phase = 0
-    previous = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        off_m, off_n = grouped_tile(tile, M, N, 128, 256)
-        accumulator = gl.zeros([64, 256], gl.float32, layout)
-        for off_k in range(0, K, 64):
-            mbarrier.wait(ready.index(slot), phase)
-            b = b_ring.index(slot)
-            if TRANSPOSED:
-                b = b.permute((1, 0))  # [BLOCK_K, BLOCK_N]
-            a = a_ring.index(slot * 2 + HALF)
-            accumulator = warpgroup_mma(a, b, accumulator, is_async=True)
-            accumulator = warpgroup_mma_wait(1, deps=(accumulator,))
-            # one product stays in flight: the stage of the one before is free now
-            mbarrier.arrive(free.index(previous), count=1, pred=off_k > 0)
-            previous = slot
-            slot, phase = next_slot(slot, phase, 3)
-        accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
-        mbarrier.arrive(free.index(previous), count=1)
-        c = accumulator.to(c_desc.dtype)
-        tma.store_wait(0)  # the tile before has left c_tile
-        c_tile.store(c)
-        fence_async_shared()
-        tma_store(c_desc, [off_m + HALF * 64, off_n], c_tile)
-    tma.store_wait(0)
 
 
 @gluon.jit
 def matmul_kernel(
     a_desc,  # [M, K]
     b_desc,  # [N, K] if TRANSPOSED else [K, N]
+    bias_ptr,  # [N], or None
     c_desc,  # [M, N]
     M,
     N,
     K,
     TRANSPOSED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):
-    STAGES: gl.constexpr = 3
-    A_SHAPE: gl.constexpr = [2 * STAGES] + a_desc.block_type.shape
+    STAGES: gl.constexpr = 4
+    A_SHAPE: gl.constexpr = [STAGES] + a_desc.block_type.shape
     B_SHAPE: gl.constexpr = [STAGES] + b_desc.block_type.shape
     a_ring = gl.allocate_shared_memory(a_desc.dtype, A_SHAPE, a_desc.layout)
     b_ring = gl.allocate_shared_memory(b_desc.dtype, B_SHAPE, b_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(ready.index(slot), count=1)
-        mbarrier.init(free.index(slot), count=2)
     fence_async_shared()
-    c_tiles = gl.allocate_shared_memory(
-        c_desc.dtype, [2] + c_desc.block_type.shape, c_desc.layout
-    )
-    c_half_0 = c_tiles.index(0)
-    c_half_1 = c_tiles.index(1)
-    gl.warp_specialize(
-        [
-            (
-                consume,
-                (c_desc, a_ring, b_ring, c_half_0, ready, free, M, N, K, TRANSPOSED, 0),
-            ),
-            (
-                consume,
-                (c_desc, a_ring, b_ring, c_half_1, ready, free, M, N, K, TRANSPOSED, 1),
-            ),
-            (produce, (a_desc, b_desc, a_ring, b_ring, ready, free, M, N, K, TRANSPOSED)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+
+    off_m, off_n = grouped_tile(gl.program_id(0), M, N, 64, 128)
+    AHEAD: gl.constexpr = 3
+    for slot in gl.static_range(AHEAD):
+        load_stage(
+            *(a_desc, b_desc, a_ring, b_ring, ready, slot, off_m, off_n),
+            *(slot * 128, slot * 128 < K, TRANSPOSED),
+        )
+    layout: gl.constexpr = accumulator_layout(128, 4)
+    accumulator = gl.zeros([64, 128], gl.float32, layout)
+    slot = 0
+    phase = 0
+    fill = AHEAD % STAGES
+    for off_k in range(0, K, 128):
+        mbarrier.wait(ready.index(slot), phase)
+        b = b_ring.index(slot)
+        if TRANSPOSED:
+            b = b.permute((1, 0))  # [BLOCK_K, BLOCK_N]
+        accumulator = warpgroup_mma(a_ring.index(slot), b, accumulator, is_async=True)
+        accumulator = warpgroup_mma_wait(1, deps=(accumulator,))
+        # the stage that was consumed one product before is free
+        ahead_k = off_k + AHEAD * 128
+        load_stage(
+            *(a_desc, b_desc, a_ring, b_ring, ready, fill, off_m, off_n),
+            *(ahead_k, ahead_k < K, TRANSPOSED),
+        )
+        fill = gl.where(fill + 1 == STAGES, 0, fill + 1)
+        slot, phase = next_slot(slot, phase, STAGES)
+    accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
+
+    c_tile = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
+    c_tile.store(finish(accumulator, bias_ptr, off_n, N, ACTIVATION).to(c_desc.dtype))
+    fence_async_shared()
+    tma_store(c_desc, [off_m, off_n], c_tile)
+    tma.store_wait(0)
+
+
+@triton.jit
+def finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
 
 
 @triton.jit
 def unaligned_matmul_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
+    bias_ptr,  # [N], or None
     c_ptr,  # [M, N]
     M,
     N,
@@ -195,6 +176,7 @@ def unaligned_matmul_kernel(
     stride_bk,
     stride_bn,
     EVEN_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 64
     BLOCK_N: tl.constexpr = 64
@@ -224,7 +206,7 @@ def unaligned_matmul_kernel(
         a_ptrs += BLOCK_K
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
-    c = accumulator.to(c_ptr.dtype.element_ty)
+    c = finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
 
 
@@ -232,21 +214,27 @@ RING_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, 
 C_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-@functools.cache
-def compute_units(device: torch.device) -> int:
-    """Return the number of multiprocessors, over which a persistent grid is spread."""
-    if device.type == "cpu":  # Triton's interpreter
-        return 2
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return properties["multiprocessor_count"]
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
 
-
-def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Write the product of a [M, K] and b [K, N], whose strides are free, to c [M, N]."""
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    All products are exact, whether or not allow_tf32.
+    """
     M, K = a.shape
-    N = b.shape[1]
+    N = c.shape[1]
     if M == 0 or N == 0:
         return
+    if transposed_b:
+        b = b.T
     transposed = b.stride(0) == 1
     rows_of_b = b.T if transposed else b
     # a descriptor's rows are contiguous and start at multiples of 16 bytes
@@ -254,17 +242,23 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
     if K == 0 or not aligned or rows_of_b.stride(1) != 1:
         grid = (((M + 63) // 64) * ((N + 63) // 64),)
-        strides = b.stride()
-        unaligned_matmul_kernel[grid](a, b, c, M, N, K, *strides, EVEN_K=K % 32 == 0, num_stages=2)
+        unaligned_matmul_kernel[grid](
+            *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
+            EVEN_K=K % 32 == 0,
+            ACTIVATION=activation,
+            num_stages=2,
+        )
         return
-    block_b = [256, 64] if transposed else [64, 256]
-    tiles = ((M + 127) // 128) * ((N + 255) // 256)
-    grid = (min(tiles, compute_units(a.device)),)
+    block_b = [128, 128] if transposed else [128, 128]
+    tiles = ((M + 63) // 64) * ((N + 127) // 128)
+    grid = (tiles,)
     matmul_kernel[grid](
-        TensorDescriptor.from_tensor(a, [64, 64], RING_LAYOUT),
+        TensorDescriptor.from_tensor(a, [64, 128], RING_LAYOUT),
         TensorDescriptor.from_tensor(rows_of_b, block_b, RING_LAYOUT),
-        TensorDescriptor.from_tensor(c, [64, 256], C_LAYOUT),
+        bias,
+        TensorDescriptor.from_tensor(c, [64, 128], C_LAYOUT),
         *(M, N, K),
         TRANSPOSED=transposed,
+        ACTIVATION=activation,
         num_warps=4,
     )

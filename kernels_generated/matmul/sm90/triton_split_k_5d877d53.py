@@ -1,4 +1,5 @@
-# matmul / triton_split_k: c = a b for few rows, K divided among 4 programs, on matrix units.
+# matmul / triton_split_k: c = activation(a b + bias) for few rows, K divided among 4 programs,
+# on matrix units.
 # BLOCK_K=64, BLOCK_M=16, BLOCK_N=64, NUM_STAGES=4, NUM_WARPS=4, REDUCTION=second_kernel,
 # SPLIT_K=4, SWAP=false
 import torch
@@ -6,6 +7,21 @@ import triton
 import triton.language as tl
 
 STRIDED = ("b",)  # inputs that may have any strides
+
+
+@triton.jit
+def finish(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
 
 
 @triton.jit
@@ -20,6 +36,7 @@ def matmul_kernel(
     stride_bk,
     stride_bn,
     EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 16
     BLOCK_N: tl.constexpr = 64
@@ -48,7 +65,7 @@ def matmul_kernel(
             depth_mask = start + tl.arange(0, BLOCK_K) < K
             a = tl.load(a_ptrs, mask=row_mask[:, None] & depth_mask[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=depth_mask[:, None] & column_mask[None, :], other=0.0)
-        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         a_ptrs += STEP_K
         b_ptrs += tl.cast(STEP_K, tl.int64) * stride_bk
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
@@ -60,8 +77,11 @@ def matmul_kernel(
 @triton.jit
 def add_parts_kernel(
     partial_ptr,  # [SPLIT_K, size]
+    bias_ptr,  # [N], or None
     c_ptr,  # [size]
     size,
+    N,  # None where there is no bias
+    ACTIVATION: tl.constexpr,
 ):
     SPLIT_K: tl.constexpr = 4
     BLOCK: tl.constexpr = 1024
@@ -69,22 +89,41 @@ def add_parts_kernel(
     offsets = tl.arange(0, SPLIT_K).to(tl.int64)[:, None] * size + places[None, :]
     parts = tl.load(partial_ptr + offsets, mask=(places < size)[None, :], other=0.0)
     total = tl.sum(parts, axis=0)  # [BLOCK]
+    columns = places if bias_ptr is None else places % N
+    total = finish(total, bias_ptr, columns, N, ACTIVATION)
     tl.store(c_ptr + places, total.to(c_ptr.dtype.element_ty), mask=places < size)
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Write the product of a [M, K] and b [K, N], whose strides are free, to c [M, N]."""
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
+
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    Products of float32 are rounded to TF32 if allow_tf32.
+    """
     M, K = a.shape
-    N = b.shape[1]
+    N = c.shape[1]
     if M == 0 or N == 0:
         return
+    if transposed_b:
+        b = b.T
     tiles = ((M + 15) // 16) * ((N + 63) // 64)
     partial = torch.empty((4, M, N), dtype=torch.float32, device=a.device)
     matmul_kernel[(tiles, 4)](
         *(a, b, c, partial, M, N, K, b.stride(0), b.stride(1)),
         EVEN_K=K % 64 == 0,
+        PRECISION="tf32" if allow_tf32 else "ieee",
         num_warps=4,
         num_stages=4,
     )
     grid = ((M * N + 1023) // 1024,)
-    add_parts_kernel[grid](partial, c, M * N)
+    columns = None if bias is None else N
+    add_parts_kernel[grid](partial, bias, c, M * N, columns, ACTIVATION=activation)

@@ -1,5 +1,5 @@
-# matmul / gluon_sm90: c = a b through a ring of 4 stages filled by TMA, loads and products
-# issued by the same warps.
+# matmul / gluon_sm90: c = activation(a b + bias) through a ring of 4 stages filled by TMA, loads
+# and products issued by the same warps.
 # BLOCK_K=64, BLOCK_M=128, BLOCK_N=128, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=8,
 # SCHEDULE=pipelined, STAGES=4, SWIZZLE=128
 import torch
@@ -50,6 +50,23 @@ def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        layout: gl.constexpr = gl.SliceLayout(0, accumulator.type.layout)
+        columns = off_n + gl.arange(0, accumulator.shape[1], layout)
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(gl.float32).expand_dims(0)
+    if ACTIVATION == "relu":
+        accumulator = gl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + gl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + gl.exp(-accumulator))
+    return accumulator
+
+
+@gluon.jit
 def load_stage(
     a_desc,
     b_desc,
@@ -78,11 +95,13 @@ def load_stage(
 def matmul_kernel(
     a_desc,  # [M, K]
     b_desc,  # [N, K] if TRANSPOSED else [K, N]
+    bias_ptr,  # [N], or None
     c_desc,  # [M, N]
     M,
     N,
     K,
     TRANSPOSED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):
     STAGES: gl.constexpr = 4
     A_SHAPE: gl.constexpr = [STAGES] + a_desc.block_type.shape
@@ -124,16 +143,32 @@ def matmul_kernel(
     accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
 
     c_tile = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
-    c_tile.store(accumulator.to(c_desc.dtype))
+    c_tile.store(finish(accumulator, bias_ptr, off_n, N, ACTIVATION).to(c_desc.dtype))
     fence_async_shared()
     tma_store(c_desc, [off_m, off_n], c_tile)
     tma.store_wait(0)
 
 
 @triton.jit
+def finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
+
+
+@triton.jit
 def unaligned_matmul_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
+    bias_ptr,  # [N], or None
     c_ptr,  # [M, N]
     M,
     N,
@@ -141,6 +176,7 @@ def unaligned_matmul_kernel(
     stride_bk,
     stride_bn,
     EVEN_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 64
     BLOCK_N: tl.constexpr = 64
@@ -170,7 +206,7 @@ def unaligned_matmul_kernel(
         a_ptrs += BLOCK_K
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
-    c = accumulator.to(c_ptr.dtype.element_ty)
+    c = finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
 
 
@@ -178,12 +214,27 @@ RING_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, 
 C_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Write the product of a [M, K] and b [K, N], whose strides are free, to c [M, N]."""
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
+
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    All products are exact, whether or not allow_tf32.
+    """
     M, K = a.shape
-    N = b.shape[1]
+    N = c.shape[1]
     if M == 0 or N == 0:
         return
+    if transposed_b:
+        b = b.T
     transposed = b.stride(0) == 1
     rows_of_b = b.T if transposed else b
     # a descriptor's rows are contiguous and start at multiples of 16 bytes
@@ -191,8 +242,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
     if K == 0 or not aligned or rows_of_b.stride(1) != 1:
         grid = (((M + 63) // 64) * ((N + 63) // 64),)
-        strides = b.stride()
-        unaligned_matmul_kernel[grid](a, b, c, M, N, K, *strides, EVEN_K=K % 32 == 0, num_stages=2)
+        unaligned_matmul_kernel[grid](
+            *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
+            EVEN_K=K % 32 == 0,
+            ACTIVATION=activation,
+            num_stages=2,
+        )
         return
     block_b = [128, 64] if transposed else [64, 128]
     tiles = ((M + 127) // 128) * ((N + 127) // 128)
@@ -200,8 +255,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     matmul_kernel[grid](
         TensorDescriptor.from_tensor(a, [128, 64], RING_LAYOUT),
         TensorDescriptor.from_tensor(rows_of_b, block_b, RING_LAYOUT),
+        bias,
         TensorDescriptor.from_tensor(c, [128, 128], C_LAYOUT),
         *(M, N, K),
         TRANSPOSED=transposed,
+        ACTIVATION=activation,
         num_warps=8,
     )

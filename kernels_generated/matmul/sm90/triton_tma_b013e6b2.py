@@ -1,5 +1,5 @@
-# matmul / triton_tma: c = a b, one output tile per program, loaded and stored through tensor
-# descriptors.
+# matmul / triton_tma: c = activation(a b + bias), one output tile per program, loaded and stored
+# through tensor descriptors.
 # BLOCK_K=64, BLOCK_M=128, BLOCK_N=128, EPILOGUE_SPLIT=1, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8,
 # PROGRAMS_PER_UNIT=0
 import torch
@@ -23,7 +23,33 @@ def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def matmul_tile(tile, a_desc, b_desc, c_desc, M, N, K, TRANSPOSED: tl.constexpr):
+def finish(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
+
+
+@triton.jit
+def matmul_tile(
+    tile,
+    a_desc,
+    b_desc,
+    bias_ptr,
+    c_desc,
+    M,
+    N,
+    K,
+    TRANSPOSED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
     BLOCK_M: tl.constexpr = 128
     BLOCK_N: tl.constexpr = 128
     BLOCK_K: tl.constexpr = 64
@@ -36,6 +62,8 @@ def matmul_tile(tile, a_desc, b_desc, c_desc, M, N, K, TRANSPOSED: tl.constexpr)
         else:
             b = b_desc.load([off_k, off_n])  # [BLOCK_K, BLOCK_N]
         accumulator = tl.dot(a, b, accumulator)
+    columns = off_n + tl.arange(0, BLOCK_N)
+    accumulator = finish(accumulator, bias_ptr, columns, N, ACTIVATION)
     c_desc.store([off_m, off_n], accumulator.to(c_desc.dtype))
 
 
@@ -43,19 +71,24 @@ def matmul_tile(tile, a_desc, b_desc, c_desc, M, N, K, TRANSPOSED: tl.constexpr)
 def matmul_kernel(
     a_desc,  # [M, K]
     b_desc,  # [N, K] if TRANSPOSED else [K, N]
+    bias_ptr,  # [N], or None
     c_desc,  # [M, N]
     M,
     N,
     K,
     TRANSPOSED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
-    matmul_tile(tl.program_id(0), a_desc, b_desc, c_desc, M, N, K, TRANSPOSED)
+    matmul_tile(
+        *(tl.program_id(0), a_desc, b_desc, bias_ptr, c_desc, M, N, K, TRANSPOSED, ACTIVATION)
+    )
 
 
 @triton.jit
 def unaligned_matmul_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
+    bias_ptr,  # [N], or None
     c_ptr,  # [M, N]
     M,
     N,
@@ -63,6 +96,7 @@ def unaligned_matmul_kernel(
     stride_bk,
     stride_bn,
     EVEN_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 64
     BLOCK_N: tl.constexpr = 64
@@ -92,16 +126,31 @@ def unaligned_matmul_kernel(
         a_ptrs += BLOCK_K
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
-    c = accumulator.to(c_ptr.dtype.element_ty)
+    c = finish(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Write the product of a [M, K] and b [K, N], whose strides are free, to c [M, N]."""
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
+
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    All products are exact, whether or not allow_tf32.
+    """
     M, K = a.shape
-    N = b.shape[1]
+    N = c.shape[1]
     if M == 0 or N == 0:
         return
+    if transposed_b:
+        b = b.T
     transposed = b.stride(0) == 1
     rows_of_b = b.T if transposed else b
     # a descriptor's rows are contiguous and start at multiples of 16 bytes
@@ -109,8 +158,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
     if K == 0 or not aligned or rows_of_b.stride(1) != 1:
         grid = (((M + 63) // 64) * ((N + 63) // 64),)
-        strides = b.stride()
-        unaligned_matmul_kernel[grid](a, b, c, M, N, K, *strides, EVEN_K=K % 32 == 0, num_stages=2)
+        unaligned_matmul_kernel[grid](
+            *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
+            EVEN_K=K % 32 == 0,
+            ACTIVATION=activation,
+            num_stages=2,
+        )
         return
     block_b = [128, 64] if transposed else [64, 128]
     tiles = ((M + 127) // 128) * ((N + 127) // 128)
@@ -118,9 +171,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
     matmul_kernel[grid](
         TensorDescriptor.from_tensor(a, [128, 64]),
         TensorDescriptor.from_tensor(rows_of_b, block_b),
+        bias,
         TensorDescriptor.from_tensor(c, [128, 128]),
         *(M, N, K),
         TRANSPOSED=transposed,
+        ACTIVATION=activation,
         num_warps=8,
         num_stages=3,
     )

@@ -1,5 +1,6 @@
-# matmul / triton: c = a b, one output tile per program, loaded through pointers.
-# BLOCK_K=64, BLOCK_M=128, BLOCK_N=256, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8
+# matmul / triton: c = activation(a b + bias), one output tile per program, loaded through
+# pointers.
+# BLOCK_K=32, BLOCK_M=128, BLOCK_N=128, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8
 import torch
 import triton
 import triton.language as tl
@@ -20,9 +21,25 @@ def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def finish(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
+
+
+@triton.jit
 def matmul_kernel(
     a_ptr,  # [M, K]
     b_ptr,  # [K, N]
+    bias_ptr,  # [N], or None
     c_ptr,  # [M, N]
     M,
     N,
@@ -30,10 +47,12 @@ def matmul_kernel(
     stride_bk,
     stride_bn,
     EVEN_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 128
-    BLOCK_N: tl.constexpr = 256
-    BLOCK_K: tl.constexpr = 64
+    BLOCK_N: tl.constexpr = 128
+    BLOCK_K: tl.constexpr = 32
     off_m, off_n = grouped_tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N)
     rows = off_m + tl.arange(0, BLOCK_M)
     columns = off_n + tl.arange(0, BLOCK_N)
@@ -54,24 +73,41 @@ def matmul_kernel(
             depth_mask = depth < K - start
             a = tl.load(a_ptrs, mask=row_mask[:, None] & depth_mask[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=depth_mask[:, None] & column_mask[None, :], other=0.0)
-        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         a_ptrs += BLOCK_K
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
-    c = accumulator.to(c_ptr.dtype.element_ty)
+    c = finish(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
     tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Write the product of a [M, K] and b [K, N], whose strides are free, to c [M, N]."""
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
+
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    Products of float32 are rounded to TF32 if allow_tf32.
+    """
     M, K = a.shape
-    N = b.shape[1]
+    N = c.shape[1]
     if M == 0 or N == 0:
         return
-    tiles = ((M + 127) // 128) * ((N + 255) // 256)
+    if transposed_b:
+        b = b.T
+    tiles = ((M + 127) // 128) * ((N + 127) // 128)
     matmul_kernel[(tiles,)](
-        *(a, b, c, M, N, K, b.stride(0), b.stride(1)),
-        EVEN_K=K % 64 == 0,
+        *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
+        EVEN_K=K % 32 == 0,
+        ACTIVATION=activation,
+        PRECISION="tf32" if allow_tf32 else "ieee",
         num_warps=8,
         num_stages=3,
     )
