@@ -102,6 +102,8 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
         PROGRAMS_PER_UNIT=(2, 0),
         STREAMING=(True, False),
     ),
+    ("softmax", "triton_parts"): product({"PART": 64, "NUM_WARPS": 2}, STREAMING=(True, False)),
+    ("rms_norm", "triton_parts"): product({"PART": 64, "NUM_WARPS": 2}, STREAMING=(True, False)),
     ("rms_norm_backward", "triton"): product(
         {"RESIDENT": 64, "NUM_WARPS": 4, "NUM_STAGES": 2},
         ROWS=(2, 1),
