@@ -6,11 +6,15 @@ import itertools
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tuner.guesses import guesses
 from tuner.records import Candidate, Resources, UsageError
+from tuner.session import Subject
 from tuner.space.feasible import ABSENT
 from tuner.space.kernel import load_space
 
@@ -203,6 +207,22 @@ def test_a_wrong_option_or_optional_input_is_an_error(tmp_path, old, new, messag
 def test_a_malformed_workload_is_an_error(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         load(tmp_path).workload(text)
+
+
+def test_a_template_says_for_which_workloads_its_guesses_are_tried_early(tmp_path):
+    early = ("    seeds: [{TILE", '    early: "S * T <= 64"\n    seeds: [{TILE')
+    spec = load(tmp_path, early)
+    cpu, dims = spec.template("cpu"), dict(spec.workload("B=2,H=8,S=8,D=8").dims)
+    assert cpu.suits(dims) and not cpu.suits({**dims, "T": 9})
+    assert spec.template("simple").suits({**dims, "T": 9})
+    subject = Subject(spec, None, spec.feasible(LIMITS, "cpu", "float32"))
+    for text, tried in (("B=2,H=8,S=8,D=8", True), ("B=2,H=8,S=9,D=8", False)):
+        task = SimpleNamespace(workload=spec.workload(text))
+        found = guesses(replace(subject, task=task), ())
+        assert found[0] == cpu.default and (cpu.seeds[0] in found) is tried
+        assert spec.template("simple").default in found
+    with pytest.raises(UsageError, match="cpu.early: unknown name 'TILE'"):
+        load(tmp_path, (early[0], early[1].replace("S * T", "TILE")))
 
 
 def test_circular_defaults_are_an_error(tmp_path):

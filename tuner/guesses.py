@@ -24,7 +24,12 @@ def guesses(subject: Subject, winners: Iterable[Winner]) -> list[Candidate]:
     same.sort(key=lambda winner: _distance(winner.workload, here))
     elsewhere = dict.fromkeys(item.candidate for item in same if item.candidate in feasible)
     nearest = list(elsewhere)[:_NEIGHBOURS]
-    named = (feasible.default, *subject.seeds, *feasible.defaults, *feasible.seeds, *nearest)
+    suited = [
+        item
+        for item in (*feasible.defaults, *feasible.seeds)
+        if subject.spec.template(item.template).suits(dict(here.dims))
+    ]
+    named = (feasible.default, *subject.seeds, *suited, *nearest)
     return list(dict.fromkeys(named))
 
 

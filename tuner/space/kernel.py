@@ -120,7 +120,13 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
     try:
         signature = _signature(file.kernel, file.signature, f"{path.name}: signature")
         templates = tuple(
-            template_spec(name, section, f"{path.name}: templates.{name}", limits)
+            template_spec(
+                name,
+                section,
+                where=f"{path.name}: templates.{name}",
+                limits=limits,
+                dims=signature.dims,
+            )
             for name, section in file.templates.items()
         )
         spec = KernelSpec(file.kernel, file.summary, signature, templates, {}, file.autograd, path)

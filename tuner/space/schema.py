@@ -116,6 +116,7 @@ class TemplateFile(Section):
     parameters: dict[Name, Choices]
     constraints: list[ConstraintFile] = []
     compiled: list[ConstraintFile] = []
+    early: str | None = None
     default: Point
     seeds: list[Point] = []
 
