@@ -50,13 +50,12 @@ def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr):
+def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr, layout: gl.constexpr):
     """Return the activation of accumulator + bias."""
     if bias_ptr is not None:
-        layout: gl.constexpr = gl.SliceLayout(0, accumulator.type.layout)
-        columns = off_n + gl.arange(0, accumulator.shape[1], layout)
-        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        accumulator += bias.to(gl.float32).expand_dims(0)
+        columns = off_n + gl.arange(0, accumulator.shape[1], gl.SliceLayout(0, layout))
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)
+        accumulator += gl.expand_dims(bias, 0)
     if ACTIVATION == "relu":
         accumulator = gl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
     elif ACTIVATION == "gelu":
@@ -143,7 +142,8 @@ def matmul_kernel(
     accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
 
     c_tile = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
-    c_tile.store(finish(accumulator, bias_ptr, off_n, N, ACTIVATION).to(c_desc.dtype))
+    accumulator = finish(accumulator, bias_ptr, off_n, N, ACTIVATION, layout)
+    c_tile.store(accumulator.to(c_desc.dtype))
     fence_async_shared()
     tma_store(c_desc, [off_m, off_n], c_tile)
     tma.store_wait(0)

@@ -52,13 +52,12 @@ def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr):
+def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr, layout: gl.constexpr):
     """Return the activation of accumulator + bias."""
     if bias_ptr is not None:
-        layout: gl.constexpr = gl.SliceLayout(0, accumulator.type.layout)
-        columns = off_n + gl.arange(0, accumulator.shape[1], layout)
-        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-        accumulator += bias.to(gl.float32).expand_dims(0)
+        columns = off_n + gl.arange(0, accumulator.shape[1], gl.SliceLayout(0, layout))
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)
+        accumulator += gl.expand_dims(bias, 0)
     if ACTIVATION == "relu":
         accumulator = gl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
     elif ACTIVATION == "gelu":
@@ -152,7 +151,7 @@ def consume(
             slot, phase = next_slot(slot, phase, 3)
         accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
         mbarrier.arrive(free.index(previous), count=1)
-        c = finish(accumulator, bias_ptr, off_n, N, ACTIVATION).to(c_desc.dtype)
+        c = finish(accumulator, bias_ptr, off_n, N, ACTIVATION, layout).to(c_desc.dtype)
         tma.store_wait(0)  # the tile before has left c_tile
         c_tile.store(c)
         fence_async_shared()
