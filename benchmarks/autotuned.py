@@ -39,8 +39,10 @@ def autotuned_source(source: Source, candidates: Sequence[Candidate]) -> str:
             r"(?<=\n)@triton\.jit\ndef matmul_kernel",
             f"{_DECORATORS}@triton.jit\ndef matmul_kernel",
         ),
-        (r"    grid = .*\n", f"\n    def grid(meta):\n        return ({_GRID},)\n\n"),
-        (r" +EVEN_K=.*\n +num_warps=\d+,\n +num_stages=\d+,\n", ""),
+        (r"    tiles = .*\n", f"\n    def grid(meta):\n        return ({_GRID},)\n\n"),
+        (r"matmul_kernel\[\(tiles,\)\]", "matmul_kernel[grid]"),
+        (r" +EVEN_K=.*\n", ""),
+        (r" +num_warps=\d+,\n +num_stages=\d+,\n", ""),
         (
             r"import triton\.language as tl\n",
             f"import triton.language as tl\n{_configs(candidates)}",

@@ -3,7 +3,7 @@
 - `attention`: O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
 - `attention_backward`: dQ, dK and dV of attention, with the probabilities computed anew from Q, K and lse.
 - `attention_forward`: O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
-- `matmul`: C = A B.
+- `matmul`: C = activation(A B + bias).
 - `rms_norm`: y = weight * x / sqrt(mean(x^2) + eps) over each row, with the factor of each row.
 - `rms_norm_backward`: the gradients of x and weight in y = weight * x * rstd.
 - `softmax`: y = softmax(x) over each row.
@@ -17,6 +17,7 @@ changes are overwritten.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -120,17 +121,29 @@ def attention_forward(
 
 
 @_package.operation("matmul")
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """C = A B.
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Literal["none", "relu", "gelu", "silu"] = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> Tensor:
+    """C = activation(A B + bias).
 
     Args:
         a: [M, K].
-        b: [K, N].
+        b: [K, N], or [N, K] if transposed_b.
+        bias: [N]; None leaves it out.
+        activation: "none" or "relu" or "gelu" or "silu".
+        transposed_b: False or True.
+        allow_tf32: False or True.
 
     Returns:
         c: [M, N].
     """
-    c: Tensor = _matmul(a, b)
+    c: Tensor = _matmul(a, b, bias, activation=activation, transposed_b=transposed_b, allow_tf32=allow_tf32)
     return c
 
 

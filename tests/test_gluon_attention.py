@@ -199,7 +199,8 @@ def fault(kernel: str, path: Path, shapes: list[dict], *, misaligned: bool = Fal
     """Return the first thing that is wrong with a file, or None."""
     from gluon_emulator import emulated
 
-    from tuner.runtime.check import Case, Example, flag_choices, load_problem
+    from tuner.runtime.cases import flag_choices
+    from tuner.runtime.check import Case, Example, load_problem
     from tuner.runtime.variant import load_variant
 
     signature = load_space(CATALOG.space_path(kernel)).signature

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tuner.runtime import cpp
 from tuner.runtime.architecture import cpu_architecture, slug
-from tuner.runtime.check import Case, Example, check, difference, flag_choices
+from tuner.runtime.cases import edge_cases, flag_choices
+from tuner.runtime.check import Case, Example, check, difference
 from tuner.runtime.signature import Signature, TensorSpec
 from tuner.runtime.timing import Ratio, compare
 from tuner.runtime.variant import load_variant
@@ -181,6 +182,47 @@ def test_signature() -> None:
     assert ROWS.complete_flags({"shift": True}) == {"shift": True, "mode": "plain"}
     with pytest.raises(ValueError, match="unknown flag causal; known: shift, mode"):
         ROWS.complete_flags({"causal": True})
+
+
+LINEAR = Signature(
+    "linear",
+    (
+        TensorSpec("a", ("M", "K")),
+        TensorSpec("b", ("K", "N"), transposed="flip"),
+        TensorSpec("bias", ("N",), optional=True),
+    ),
+    (TensorSpec("c", ("M", "N")),),
+    options=(("act", ("none", "relu")), ("flip", (False, True))),
+)
+
+
+def test_options_and_optional_inputs() -> None:
+    assert Signature.from_json(LINEAR.to_json()) == LINEAR
+    assert "options" not in ROWS.to_json()
+    assert LINEAR.complete_flags({"act": "none", "bias": False}) == {}
+    flags = LINEAR.complete_flags({"flip": True, "bias": True})
+    assert flags == {"bias": True, "flip": True}
+    assert len(list(flag_choices(LINEAR))) == 8
+    a, b, bias = torch.empty(2, 3), torch.empty(5, 3), torch.empty(5)
+    assert LINEAR.bind({"a": a, "b": b, "bias": bias}, flags) == {"M": 2, "K": 3, "N": 5}
+    assert LINEAR.bind({"a": a, "b": b.T, "bias": None}) == {"M": 2, "K": 3, "N": 5}
+    for tensors, message in (
+        ({"a": a, "b": b}, "K of b is 5, but the inputs before it say K=3"),
+        ({"a": a, "b": b.T, "bias": a}, r"bias must have the shape \[N\], but got \[2, 3\]"),
+        ({"a": a, "bias": bias}, "b must be given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LINEAR.bind(tensors)
+    shapes = dict(LINEAR.shapes(LINEAR.inputs, {"M": 2, "K": 3, "N": 5}, {"flip": True}))
+    assert {spec.name: shape for spec, shape in shapes.items()} == {"a": (2, 3), "b": (5, 3)}
+
+
+def test_an_edge_shape_that_names_flags_comes_with_those_alone() -> None:
+    shape = {"M": 1, "K": 2, "N": 3}
+    problem = SimpleNamespace(EDGE_SHAPES=({**shape, "act": "relu"}, shape))
+    (_, first, alone), (number, second, every) = edge_cases(LINEAR, problem)
+    assert first == second == shape and alone == [{"act": "relu"}]
+    assert number == 1 and len(every) == 8 and {} in every
 
 
 @pytest.mark.parametrize(

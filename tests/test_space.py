@@ -6,11 +6,15 @@ import itertools
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tuner.guesses import guesses
 from tuner.records import Candidate, Resources, UsageError
+from tuner.session import Subject
 from tuner.space.feasible import ABSENT
 from tuner.space.kernel import load_space
 
@@ -146,6 +150,44 @@ def test_workload_defaults_and_round_trip(tmp_path):
     assert spec.workload(str(workload)) == workload
 
 
+OPTIONS = (
+    "flags: {causal: [false, true]}",
+    "flags: {causal: [false, true]}\n  options: {act: [none, relu], flip: [false, true]}",
+)
+OPTIONAL = (
+    "k: [B, KV, T, D]",
+    "k: {shape: [B, KV, T, D], transposed: flip}\n    mask: {shape: [S, T], optional: true}",
+)
+
+
+def test_a_workload_leaves_options_and_optional_inputs_out(tmp_path):
+    spec = load(tmp_path, OPTIONS, OPTIONAL)
+    plain, more = "B=2,H=8,S=8,D=4,KV=8,T=8,causal=true,dtype=float32", "mask=true,act=relu"
+    assert str(spec.workload(plain)) == plain
+    assert str(spec.workload(f"{plain},mask=false,act=none,flip=false")) == plain
+    given = spec.workload(f"{plain},flip=true,{more}")
+    assert given.flags == (("causal", True), ("mask", True), ("act", "relu"), ("flip", True))
+    assert spec.workload(str(given)) == given
+    with pytest.raises(UsageError, match="act=gelu is not one of none, relu"):
+        spec.workload(f"{plain},act=gelu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("transposed: flip", "transposed: act", "k.transposed: 'act' must be a flag or option"),
+        ("transposed: flip", "transposed: flop", "k.transposed: 'flop' must be a flag"),
+        ("[S, T], opt", "[S, X], opt", "inputs.mask: no input has the dim 'X'"),
+        ("q: [B, H, S, D]", "q: {shape: [B, H, S, D], optional: true}", "must come last"),
+        ("dtype: float32}", "optional: true}", "outputs.lse: only an input may be optional"),
+        ("act: [", "mask: [", "the name 'mask' stands for two things"),
+    ],
+)
+def test_a_wrong_option_or_optional_input_is_an_error(tmp_path, old, new, message):
+    with pytest.raises(UsageError, match="attention.yaml: .*" + message):
+        load(tmp_path, OPTIONS, OPTIONAL, (old, new))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -165,6 +207,22 @@ def test_workload_defaults_and_round_trip(tmp_path):
 def test_a_malformed_workload_is_an_error(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         load(tmp_path).workload(text)
+
+
+def test_a_template_says_for_which_workloads_its_guesses_are_tried_early(tmp_path):
+    early = ("    seeds: [{TILE", '    early: "S * T <= 64"\n    seeds: [{TILE')
+    spec = load(tmp_path, early)
+    cpu, dims = spec.template("cpu"), dict(spec.workload("B=2,H=8,S=8,D=8").dims)
+    assert cpu.suits(dims) and not cpu.suits({**dims, "T": 9})
+    assert spec.template("simple").suits({**dims, "T": 9})
+    subject = Subject(spec, None, spec.feasible(LIMITS, "cpu", "float32"))
+    for text, tried in (("B=2,H=8,S=8,D=8", True), ("B=2,H=8,S=9,D=8", False)):
+        task = SimpleNamespace(workload=spec.workload(text))
+        found = guesses(replace(subject, task=task), ())
+        assert found[0] == cpu.default and (cpu.seeds[0] in found) is tried
+        assert spec.template("simple").default in found
+    with pytest.raises(UsageError, match="cpu.early: unknown name 'TILE'"):
+        load(tmp_path, (early[0], early[1].replace("S * T", "TILE")))
 
 
 def test_circular_defaults_are_an_error(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,8 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
         PROGRAMS_PER_UNIT=(2, 0),
         STREAMING=(True, False),
     ),
+    ("softmax", "triton_parts"): product({"PART": 64, "NUM_WARPS": 2}, STREAMING=(True, False)),
+    ("rms_norm", "triton_parts"): product({"PART": 64, "NUM_WARPS": 2}, STREAMING=(True, False)),
     ("rms_norm_backward", "triton"): product(
         {"RESIDENT": 64, "NUM_WARPS": 4, "NUM_STAGES": 2},
         ROWS=(2, 1),
@@ -218,6 +221,15 @@ SHAPES = {
     "moe_dispatch": [{**EXCHANGE_SHAPE, "GROUPS": 3, "CHANNELS": 128}],
     "moe_combine": [{**EXCHANGE_SHAPE, "HIDDEN": 384}],
 }
+# Not all 32 choices, but each of each; all but the first on the last two shapes and one dtype.
+FLAGS = {
+    "matmul": [
+        {},
+        {"bias": True, "activation": "gelu", "transposed_b": True},
+        {"bias": True, "activation": "silu"},
+        {"activation": "relu", "transposed_b": True, "allow_tf32": True},
+    ],
+}
 DTYPES = {
     **{"attention_forward": ("float16",), "attention_backward": ("float16",)},
     **{"moe_dispatch": ("bfloat16",), "moe_combine": ("bfloat16",)},
@@ -236,6 +248,7 @@ COMPILED_WORKLOADS = {
     "moe_dispatch": "RANKS=2,TOKENS=128,GROUPS=56,TOPK=8,EXPERTS=256,fp8=true",
     "moe_combine": "RANKS=2,TOKENS=128,HIDDEN=7168,TOPK=8,EXPERTS=256",
 }
+MORE_FLAGS = {"matmul": ",bias=true,activation=gelu,transposed_b=true"}
 
 
 def templates() -> list:
@@ -324,6 +337,11 @@ def test_variants_and_first_choices_compile(children, target):
     assert not failures
 
 
+def test_products_are_rounded_to_tf32_where_that_is_allowed_alone(children):
+    report = children.report("cuda:90")
+    assert (report["rounds"], report["rounds if allowed"]) == (0, 1)
+
+
 @pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
 def test_the_variants_take_every_structural_choice(spec, template):
     variants = VARIANTS[spec.kernel, template.name]
@@ -366,6 +384,21 @@ def test_rendered_files_have_no_leftovers(spec, template, tmp_path):
         check=False,
     )
     assert linted.returncode == 0, linted.stdout
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_host_functions_spell_their_arithmetic_out(spec, template):
+    if spec.kernel.startswith("moe"):
+        pytest.skip("an exchange waits for other ranks")
+    for parameters in VARIANTS[spec.kernel, template.name]:
+        candidate = Candidate.of(template.name, parameters)
+        text = (
+            Renderer(CATALOG.template_folders)
+            .render(spec.kernel, template.language, candidate)
+            .text
+        )
+        # each call of these takes microseconds, as much as a launch
+        assert not re.findall(r"triton\.(?:cdiv|next_power_of_2)\(.*", text)
 
 
 def target_device(target: str):
@@ -414,7 +447,8 @@ _examples: dict[str, list] = {}
 
 def fault(kernel: str, path: Path) -> str | None:
     """Return the first thing that is wrong with a variant."""
-    from tuner.runtime.check import Case, Example, flag_choices, load_problem
+    from tuner.runtime.cases import flag_choices
+    from tuner.runtime.check import Case, Example, load_problem
     from tuner.runtime.variant import load_variant
 
     signature = load_space(CATALOG.space_path(kernel)).signature
@@ -426,11 +460,17 @@ def fault(kernel: str, path: Path) -> str | None:
             Example(signature, problem, Case(shape, flags, dtype, misaligned=misaligned))
             for dtype in dtypes
             for shape in shapes
-            for flags in flag_choices(signature)
+            for flags in some_flags(kernel, dtype == dtypes[0] and shape in shapes[-2:])
+            or flag_choices(signature)
             for misaligned in ((False, True) if shape is shapes[-1] else (False,))
         ]
     variant = load_variant(signature, "triton", path=path)
     return next(filter(None, (example.check(variant) for example in _examples[kernel])), None)
+
+
+def some_flags(kernel: str, every: bool) -> list[dict]:
+    flags = FLAGS.get(kernel, [])
+    return flags if every else flags[:1]
 
 
 def compile_all(target: str, folder: Path) -> dict[str, int | str]:
@@ -442,7 +482,11 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
         parameters = dict((template.default, *template.seeds)[number].parameters)
         path = write(kernel, name, parameters, folder)
         report[f"{kernel}/{name}/first{number}"] = compiled(spec, path, target)
+        if more := MORE_FLAGS.get(kernel):
+            report[f"{kernel}/{name}/first{number}{more}"] = compiled(spec, path, target, more)
     if target == "cuda:90":
+        report["rounds"] = rounds(target, folder, "")
+        report["rounds if allowed"] = rounds(target, folder, ",allow_tf32=true")
         for (kernel, name), variants in VARIANTS.items():
             spec = load_space(CATALOG.space_path(kernel))
             for number, parameters in enumerate(variants):
@@ -452,28 +496,44 @@ def compile_all(target: str, folder: Path) -> dict[str, int | str]:
     return report
 
 
-def compiled(spec, path: Path, target: str) -> int | str:
+def compiled(spec, path: Path, target: str, more: str = "") -> int | str:
     from tuner.plugins import RejectedBuild
 
     try:
-        return resources(spec, path, target).shared_bytes
+        return resources(spec, path, target, more).shared_bytes
     except RejectedBuild as error:
         return str(error)
 
 
-def resources(spec, path: Path, target: str):
+def resources(spec, path: Path, target: str, more: str = ""):
     from tuner.builders.triton import TritonBuilder
+
+    return TritonBuilder().compile(task_of(spec, path, target, f",dtype=bfloat16{more}"))
+
+
+def rounds(target: str, folder: Path, more: str) -> int:
+    """Return whether a matmul of float32 has instructions that round it to TF32."""
+    from tuner.builders import triton
+
+    spec = load_space(CATALOG.space_path("matmul"))
+    path = write("matmul", "triton", dict(spec.template("triton").default.parameters), folder)
+    task = task_of(spec, path, target, f",dtype=float32{more}")
+    with triton._targeting(task.device), triton._compiling_only() as kernels:
+        triton._call_on_meta_tensors(triton.TritonVariant(task.signature, path), task)
+    return int(any("tf32" in kernel.asm["ptx"] for kernel in kernels))
+
+
+def task_of(spec, path: Path, target: str, more: str):
     from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
-    task = BuildTask(
+    return BuildTask(
         path=path,
         signature=spec.signature,
-        workload=spec.workload(f"{workload},dtype=bfloat16"),
+        workload=spec.workload(f"{workload}{more}"),
         device=target_device(target),
         cache=path.parent,
     )
-    return TritonBuilder().compile(task)
 
 
 if __name__ == "__main__":

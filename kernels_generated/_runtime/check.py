@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,12 +23,13 @@ _FILL = 0xFF  # as bytes of any float: NaN, so what is read out of bounds or lef
 class Problem(Protocol):
     """What a kernel computes: the module ``problems/KERNEL.py``.
 
+    An edge shape that also names flags is checked with those alone, any other with all of them.
     It may also have ``inputs(dims, flags, dtype, generator)``, which returns the inputs by name
     on the generator's device; without it they are drawn from the normal distribution.
     """
 
     RIVAL: str
-    EDGE_SHAPES: tuple[dict[str, int], ...]
+    EDGE_SHAPES: tuple[Mapping[str, Any], ...]
 
     def reference(self, **arguments: Any) -> dict[str, Tensor]:
         """Return the outputs in float64 for inputs in float64, flags and scalars."""
@@ -119,7 +119,7 @@ class Example:
         self._pristine = {name: item.buffer.clone() for name, item in self._inputs.items()}
         self._tolerance = problem.tolerance(case.extents, case.flags, case.dtype)
         doubles = {name: _double(item.tensor) for name, item in self._inputs.items()}
-        self._expected = problem.reference(**doubles, **self.options)
+        self._expected = problem.reference(**{**self.options, **doubles})
 
     def bind(self, variant: Variant) -> tuple[Callable[[], None], Mapping[str, GuardedTensor]]:
         """Return the call of a variant on outputs of its own, and those outputs, full of NaN."""
@@ -129,7 +129,8 @@ class Example:
         }
         inputs = {name: item.tensor for name, item in self._inputs.items()}
         if self.case.misaligned:  # the unusual case: strides are unusual in it, too
-            inputs |= {name: _restrided(inputs[name]) for name in variant.strided}
+            strided = variant.strided & inputs.keys()
+            inputs |= {name: _restrided(inputs[name]) for name in strided}
         tensors = inputs | {name: item.tensor for name, item in outputs.items()}
         return variant.bind(tensors, self.case.extents, self.options), outputs
 
@@ -194,13 +195,6 @@ def difference(got: Tensor, expected: Tensor, *, rtol: float, atol: float) -> st
     )
 
 
-def flag_choices(signature: Signature) -> Iterator[dict[str, Scalar]]:
-    """Yield every combination of the choices of a signature's flags."""
-    names = [name for name, _ in signature.flags]
-    for values in itertools.product(*(choices for _, choices in signature.flags)):
-        yield dict(zip(names, values, strict=True))
-
-
 def element_type(spec: TensorSpec, dtype: str) -> torch.dtype:
     """Return the element type of a tensor in a workload of some dtype."""
     return cast(torch.dtype, getattr(torch, spec.dtype or dtype))
@@ -224,7 +218,7 @@ def make_inputs(signature: Signature, problem: Problem, case: Case) -> dict[str,
             device=case.device,
             generator=generator,
         )
-        for spec, shape in signature.shapes(signature.inputs, case.extents)
+        for spec, shape in signature.shapes(signature.inputs, case.extents, case.flags)
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .derivative import Derivative, kernel_derivative, no_derivative
 from .dispatch import Choice
-from .kernel import Kernel, check_kinds, dtype_of, workload_tensor
+from .kernel import Kernel, check_kinds, dtype_of, padded, workload_tensor
 from .shortcut import with_shortcut
 from .signature import Scalar, Signature
 
@@ -120,10 +120,13 @@ def schema(signature: Signature) -> str:
     """Return the operation's schema without its name.
 
     Tensors are positional; flags and scalars are keywords with their defaults, where None stands
-    for a scalar's default expression.
+    for a scalar's default expression or an input that is left out.
     """
-    arguments = [f"Tensor {spec.name}" for spec in signature.inputs]
-    keywords = [_flag(name, choices[0]) for name, choices in signature.flags]
+    arguments = [
+        f"Tensor? {spec.name}=None" if spec.optional else f"Tensor {spec.name}"
+        for spec in signature.inputs
+    ]
+    keywords = [_flag(name, choices[0]) for name, choices in signature.keywords]
     keywords += [f"float? {name}=None" for name, _ in signature.scalars]
     arguments += ["*", *keywords] if keywords else []
     outputs = ", ".join("Tensor" for _ in signature.outputs)
@@ -135,13 +138,16 @@ def fake(signature: Signature) -> Callable[..., Any]:
     """Return the function that torch traces with: empty outputs of the right shapes."""
     require: Any = torch._check  # torch leaves it without annotations
 
-    def empty_outputs(*inputs: Tensor, **_: Scalar | None) -> Any:
+    def empty_outputs(*inputs: Tensor | None, **flags: Any) -> Any:
+        inputs = padded(signature, inputs)
         check_kinds(signature, inputs)
         extents: dict[str, int] = {}
         for spec, tensor in zip(signature.inputs, inputs, strict=True):
+            if tensor is None:
+                continue
             if tensor.ndim != len(spec.shape):
-                raise ValueError(signature.rank_message(spec, tuple(tensor.shape)))
-            for dim, extent in zip(spec.shape, tensor.shape, strict=True):
+                raise ValueError(signature.rank_message(spec, tuple(tensor.shape), flags))
+            for dim, extent in zip(spec.dims(flags), tensor.shape, strict=True):
                 # an extent may be symbolic: the check becomes a guard of the traced graph
                 require(extents.setdefault(dim, extent) == extent)
         first = workload_tensor(signature, inputs)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from .architecture import architecture, device_kind
-from .check import Case, Example, Problem, flag_choices, load_problem
+from .cases import edge_cases
+from .check import Case, Example, Problem, load_problem
 from .dispatch import Entry, Manifest
 from .kernel import Kernel
 from .operations import Package
@@ -89,14 +90,14 @@ class KernelTest:
         """Return the verdict on a file over the problem's edge shapes and all flags."""
         signature = self.kernel.signature
         cases = []
-        for extents in self.problem.EDGE_SHAPES:
+        for _, extents, choices in edge_cases(signature, self.problem):
             # another scale than the default shows a variant that ignores its argument
             scalars = {
                 name: 0.75 * value for name, value in signature.default_scalars(extents).items()
             }
             cases += [
                 Case(extents, flags, item["dtype"], 1, str(self.device), scalars, True)
-                for flags in flag_choices(signature)
+                for flags in choices
             ]
         examples = (Example(signature, self.problem, case) for case in cases)
         reason = self._verdict(manifest, item, examples)

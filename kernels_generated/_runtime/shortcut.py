@@ -33,7 +33,7 @@ def with_shortcut(
     except AttributeError:  # another torch, whose inner names differ
         return operation
 
-    def call(*inputs: Tensor, **options: Any) -> Any:
+    def call(*inputs: Tensor | None, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _is_observed() or not all(map(_is_plain, inputs)):
             return operation(*inputs, **options)
         return implementation(*inputs, **options)
@@ -53,9 +53,9 @@ def _is_observed() -> bool:
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor | None) -> bool:
     """Whether a tensor has its values in memory as they are, and needs no gradient."""
-    return (
+    return tensor is None or (
         type(tensor) in _PLAIN
         and not (tensor.requires_grad and torch.is_grad_enabled())
         and not (tensor.is_meta or tensor.is_neg() or tensor.is_conj())

@@ -23,11 +23,22 @@ class TensorSpec:
         name: Name of the argument.
         shape: Names of its dims, outermost first.
         dtype: Torch's name of the element type; None stands for the workload's.
+        optional: Whether an input may be left out; where it is given, its name is a flag of the
+            workload that is true.
+        transposed: Name of the flag with which the last two dims lie the other way round.
     """
 
     name: str
     shape: tuple[str, ...]
     dtype: str | None = None
+    optional: bool = False
+    transposed: str | None = None
+
+    def dims(self, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
+        """Return the names of its dims, outermost first, in a workload with these flags."""
+        if self.transposed is not None and flags.get(self.transposed):
+            return (*self.shape[:-2], self.shape[-1], self.shape[-2])
+        return self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,8 @@ class Signature:
         inputs: Tensors that a variant reads, in call order.
         outputs: Tensors that a variant writes, in call order.
         flags: Names and choices of the options that belong to the workload; default first.
+        options: More of them, which a workload and a call of a variant leave out where they have
+            their default.
         scalars: Names of run-time numbers with their default as an expression over dims.
         defaults: Dims that a workload may leave out, with the expression that stands in.
         valid: Conditions over dims that every workload satisfies.
@@ -48,6 +61,7 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     flags: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
+    options: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
     scalars: tuple[tuple[str, str], ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     valid: tuple[str, ...] = ()
@@ -58,6 +72,17 @@ class Signature:
         shapes = (spec.shape for spec in (*self.inputs, *self.outputs))
         return tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
 
+    @property
+    def keywords(self) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+        """The flags and options: what a call gives by name, with its choices."""
+        return (*self.flags, *self.options)
+
+    @property
+    def choices(self) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+        """All that a workload's flags may say: the keywords, and which optional inputs it has."""
+        given = ((spec.name, (False, True)) for spec in self.inputs if spec.optional)
+        return (*self.flags, *given, *self.options)
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
         """Return the signature that `to_json` wrote."""
@@ -66,6 +91,7 @@ class Signature:
             tuple(_spec_of(item) for item in data["inputs"]),
             tuple(_spec_of(item) for item in data["outputs"]),
             tuple((name, tuple(choices)) for name, choices in data["flags"].items()),
+            tuple((name, tuple(choices)) for name, choices in data.get("options", {}).items()),
             tuple(data["scalars"].items()),
             tuple(data["defaults"].items()),
             tuple(data["valid"]),
@@ -78,16 +104,24 @@ class Signature:
             "inputs": [_json_of(spec) for spec in self.inputs],
             "outputs": [_json_of(spec) for spec in self.outputs],
             "flags": {name: list(choices) for name, choices in self.flags},
+            **(
+                {"options": {name: list(choices) for name, choices in self.options}}
+                if self.options
+                else {}
+            ),
             "scalars": dict(self.scalars),
             "defaults": dict(self.defaults),
             "valid": list(self.valid),
         }
 
-    def bind(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    def bind(
+        self, tensors: Mapping[str, torch.Tensor | None], flags: Mapping[str, Scalar] | None = None
+    ) -> dict[str, int]:
         """Return the extent of every dim, read off the inputs' shapes.
 
         Args:
-            tensors: The inputs by name.
+            tensors: The inputs by name; an optional one may be None or missing.
+            flags: The workload's flags; None stands for their defaults.
 
         Raises:
             ValueError: A tensor has another rank, two tensors disagree about a dim, or the
@@ -95,10 +129,15 @@ class Signature:
         """
         extents: dict[str, int] = {}
         for spec in self.inputs:
-            shape = tuple(tensors[spec.name].shape)
-            if len(shape) != len(spec.shape):
-                raise ValueError(self.rank_message(spec, shape))
-            for dim, extent in zip(spec.shape, shape, strict=True):
+            tensor = tensors.get(spec.name)
+            if tensor is None:
+                if spec.optional:
+                    continue
+                raise ValueError(f"{self.kernel}: {spec.name} must be given")
+            shape, dims = tuple(tensor.shape), spec.dims(flags or {})
+            if len(shape) != len(dims):
+                raise ValueError(self.rank_message(spec, shape, flags or {}))
+            for dim, extent in zip(dims, shape, strict=True):
                 if extents.setdefault(dim, extent) != extent:
                     raise ValueError(
                         f"{self.kernel}: {dim} of {spec.name} is {extent}, but the inputs before "
@@ -107,9 +146,11 @@ class Signature:
         self.check(extents)
         return {dim: extents[dim] for dim in self.dims}
 
-    def rank_message(self, spec: TensorSpec, shape: tuple[int, ...]) -> str:
+    def rank_message(
+        self, spec: TensorSpec, shape: tuple[int, ...], flags: Mapping[str, Scalar]
+    ) -> str:
         """Return what to say of a tensor whose rank is not its spec's."""
-        wanted = ", ".join(spec.shape)
+        wanted = ", ".join(spec.dims(flags))
         return f"{self.kernel}: {spec.name} must have the shape [{wanted}], but got {list(shape)}"
 
     def check(self, extents: Mapping[str, int]) -> None:
@@ -122,11 +163,16 @@ class Signature:
                 )
 
     def shapes(
-        self, specs: tuple[TensorSpec, ...], extents: Mapping[str, int]
+        self,
+        specs: tuple[TensorSpec, ...],
+        extents: Mapping[str, int],
+        flags: Mapping[str, Scalar] | None = None,
     ) -> Iterator[tuple[TensorSpec, tuple[int, ...]]]:
-        """Yield each tensor with its shape in numbers."""
+        """Yield each tensor that a workload with these flags has, with its shape in numbers."""
+        flags = flags or {}
         for spec in specs:
-            yield spec, tuple(extents[dim] for dim in spec.shape)
+            if not spec.optional or flags.get(spec.name):
+                yield spec, tuple(extents[dim] for dim in spec.dims(flags))
 
     def complete(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Return the extent of every dim, those left out filled in by their defaults.
@@ -150,23 +196,31 @@ class Signature:
         return {dim: known[dim] for dim in self.dims}
 
     def complete_flags(self, flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the value of every flag, those left out set to their first choice.
+        """Return what a workload says of its flags.
+
+        Those left out are set to their first choice; options and optional inputs are left out
+        where they have it.
 
         Raises:
             ValueError: A flag is unknown or its value is not one of its choices.
         """
-        if unknown := set(flags).difference(name for name, _ in self.flags):
-            known = ", ".join(name for name, _ in self.flags) or "none"
+        known_choices = dict(self.choices)
+        if unknown := set(flags).difference(known_choices):
+            known = ", ".join(known_choices) or "none"
             raise ValueError(
                 f"{self.kernel}: unknown flag {', '.join(sorted(unknown))}; known: {known}"
             )
-        complete = {name: flags.get(name, choices[0]) for name, choices in self.flags}
-        for name, choices in self.flags:
-            if complete[name] not in choices:
+        always = {name for name, _ in self.flags}
+        complete = {}
+        for name, choices in known_choices.items():
+            value = flags.get(name, choices[0])
+            if value not in choices:
                 raise ValueError(
                     f"{self.kernel}: {name} must be one of "
-                    f"{', '.join(map(repr, choices))}, but got {complete[name]!r}"
+                    f"{', '.join(map(repr, choices))}, but got {value!r}"
                 )
+            if name in always or value != choices[0]:
+                complete[name] = value
         return complete
 
     def default_scalars(self, extents: Mapping[str, int]) -> dict[str, float]:
@@ -184,8 +238,11 @@ def expression(text: str, where: str) -> Expression:
 
 
 def _spec_of(data: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(data["name"], tuple(data["shape"]), data["dtype"])
+    optional, transposed = data.get("optional", False), data.get("transposed")
+    return TensorSpec(data["name"], tuple(data["shape"]), data["dtype"], optional, transposed)
 
 
 def _json_of(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+    data: dict[str, Any] = {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+    data |= {"optional": True} if spec.optional else {}
+    return data | ({"transposed": spec.transposed} if spec.transposed else {})

@@ -29,24 +29,28 @@ class TritonVariant:
         self.module = import_file(path, f"{__name__}.{signature.kernel}_{path.stem}")
         self.entry: Callable[..., None] = getattr(self.module, signature.kernel)
         self.strided = frozenset[str](getattr(self.module, "STRIDED", ()))
-        self._names = tuple(item.name for item in (*signature.inputs, *signature.outputs))
+        specs = (*signature.inputs, *signature.outputs)
+        self._names = tuple(item.name for item in specs if not item.optional)
+        self._optional = tuple(item.name for item in specs if item.optional)
 
     def bind(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | None],
         dims: Mapping[str, int],
         options: Mapping[str, Scalar],
     ) -> Callable[[], None]:
         """Return the call on these tensors.
 
         Args:
-            tensors: Inputs and outputs by name.
+            tensors: Inputs and outputs by name; optional ones go to the host function by keyword.
             dims: Extent of every dim; the host function reads them off the tensors.
             options: Value of every flag and scalar.
         """
         del dims
         entry, arguments = self.entry, [tensors[name] for name in self._names]
-        return lambda: entry(*arguments, **options)
+        given = {name: tensors[name] for name in self._optional if tensors.get(name) is not None}
+        keywords = {**options, **given} if given else options
+        return lambda: entry(*arguments, **keywords)
 
 
 def import_file(path: Path, name: str) -> ModuleType:

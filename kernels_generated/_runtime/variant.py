@@ -30,16 +30,16 @@ class Variant(Protocol):
 
     def bind(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | None],
         dims: Mapping[str, int],
         options: Mapping[str, Scalar],
     ) -> Callable[[], None]:
         """Return the call on these tensors, which the caller keeps alive as long as the call.
 
         Args:
-            tensors: Inputs and outputs by name.
+            tensors: Inputs and outputs by name; an optional one may be None or missing.
             dims: Extent of every dim.
-            options: Value of every flag and scalar.
+            options: Value of every flag and scalar; options of the signature may be missing.
         """
         ...
 

@@ -7,7 +7,8 @@ from cover import LIMITS, cover, templates
 
 from tuner.catalog import Catalog
 from tuner.render import Renderer
-from tuner.runtime.check import Case, Example, flag_choices, load_problem
+from tuner.runtime.cases import edge_cases
+from tuner.runtime.check import Case, Example, load_problem
 from tuner.runtime.variant import load_variant
 
 CASES = [
@@ -25,8 +26,8 @@ def examples_of(spec) -> list[Example]:
         assert len(problem.EDGE_SHAPES) >= 3
         _examples[spec.kernel] = [
             Example(spec.signature, problem, Case(shape, flags, "float32", misaligned=odd))
-            for shape in problem.EDGE_SHAPES
-            for flags in flag_choices(spec.signature)
+            for _, shape, choices in edge_cases(spec.signature, problem)
+            for flags in choices
             for odd in (False, True)
         ]
     return _examples[spec.kernel]

@@ -176,7 +176,9 @@ def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
         spec.name: torch.empty(
             shape, dtype=getattr(torch, spec.dtype or workload.dtype), device="meta"
         )
-        for spec, shape in signature.shapes((*signature.inputs, *signature.outputs), extents)
+        for spec, shape in signature.shapes(
+            (*signature.inputs, *signature.outputs), extents, dict(workload.flags)
+        )
     }
     options = {**dict(workload.flags), **signature.default_scalars(extents)}
     try:

@@ -72,7 +72,7 @@ class Function:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What it passes on to the operation."""
-        options = [name for name, _ in (*self.signature.flags, *self.signature.scalars)]
+        options = [name for name, _ in (*self.signature.keywords, *self.signature.scalars)]
         return (*_names(self.signature.inputs), *(f"{name}={name}" for name in options))
 
     @property
@@ -80,7 +80,8 @@ class Function:
         """Its docstring's lines on the arguments."""
         signature = self.signature
         flags = [
-            f"{name}: {' or '.join(map(_literal, choices))}." for name, choices in signature.flags
+            f"{name}: {' or '.join(map(_literal, choices))}."
+            for name, choices in signature.keywords
         ]
         scalars = [f"{name}: None stands for {text}." for name, text in signature.scalars]
         return (*map(_line, signature.inputs), *flags, *scalars)
@@ -93,16 +94,19 @@ class Function:
     @property
     def has_literals(self) -> bool:
         """Whether a type of its parameters is a Literal."""
-        return any(not isinstance(choices[0], bool) for _, choices in self.signature.flags)
+        return any(not isinstance(choices[0], bool) for _, choices in self.signature.keywords)
 
     @property
     def _parameters(self) -> list[str]:
         signature = self.signature
-        parameters = [f"{spec.name}: Tensor" for spec in signature.inputs]
-        parameters += ["*"] if signature.flags or signature.scalars else []
+        parameters = [
+            f"{spec.name}: Tensor | None = None" if spec.optional else f"{spec.name}: Tensor"
+            for spec in signature.inputs
+        ]
+        parameters += ["*"] if signature.keywords or signature.scalars else []
         parameters += [
             f"{name}: {_annotation(choices)} = {_literal(choices[0])}"
-            for name, choices in signature.flags
+            for name, choices in signature.keywords
         ]
         return parameters + [f"{name}: float | None = None" for name, _ in signature.scalars]
 
@@ -164,8 +168,8 @@ def check_backward(forward: Signature, backward: Signature, autograd: Autograd) 
     where = f"{forward.kernel}: autograd"
     outputs = _names(forward.outputs)
     gradients = tuple(f"d{name}" for name in autograd.returns)
-    options = tuple(name for name, _ in (*forward.flags, *forward.scalars))
-    backward_options = tuple(name for name, _ in (*backward.flags, *backward.scalars))
+    options = tuple(name for name, _ in (*forward.keywords, *forward.scalars))
+    backward_options = tuple(name for name, _ in (*backward.keywords, *backward.scalars))
     for what, names, allowed in (
         ("returns", autograd.returns, outputs),
         ("input", _names(backward.inputs), (*_names(forward.inputs), *outputs, *gradients)),
@@ -195,4 +199,9 @@ def _literal(value: Scalar) -> str:
 
 
 def _line(spec: TensorSpec) -> str:
-    return f"{spec.name}: [{', '.join(spec.shape)}]{f', {spec.dtype}' if spec.dtype else ''}."
+    shape = f"[{', '.join(spec.shape)}]"
+    if spec.transposed:
+        swapped = ", ".join(spec.dims({spec.transposed: True}))
+        shape += f", or [{swapped}] if {spec.transposed}"
+    shape += f", {spec.dtype}" if spec.dtype else ""
+    return f"{spec.name}: {shape}{'; None leaves it out' if spec.optional else ''}."

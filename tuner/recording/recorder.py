@@ -139,8 +139,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
 
     def _own(self, kernel: str, given: Mapping[str, Any]) -> Replaced:
         signature = self._spec(kernel).signature
-        inputs = {spec.name: Shaped(tuple(given[spec.name].shape)) for spec in signature.inputs}
-        return Replaced(kernel, inputs, {name: given[name] for name, _ in signature.flags})
+        tensors = {spec.name: given[spec.name] for spec in signature.inputs}
+        inputs = {n: Shaped(tuple(item.shape)) for n, item in tensors.items() if item is not None}
+        return Replaced(kernel, inputs, {name: given[name] for name, _ in signature.keywords})
 
     def _spelled(self, call: Replaced | None, dtype: torch.dtype) -> Workload | None:
         if call is None or call.kernel not in self._catalog.kernels:
@@ -150,14 +151,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             name: SimpleNamespace(shape=item.shape) for name, item in call.inputs.items()
         }
         try:
-            extents = signature.bind(shapes)
+            optional = {
+                spec.name: spec.name in shapes for spec in signature.inputs if spec.optional
+            }
+            flags = signature.complete_flags({**call.flags, **optional})
+            extents = signature.bind(shapes, flags)
         except ValueError:
             return None
         if min(extents.values(), default=0) < 1:
             return None
-        flags = tuple((name, call.flags.get(name, values[0])) for name, values in signature.flags)
         spelled = str(dtype).removeprefix("torch.")
-        return Workload(call.kernel, tuple(extents.items()), spelled, flags)
+        return Workload(call.kernel, tuple(extents.items()), spelled, tuple(flags.items()))
 
     def _spec(self, kernel: str) -> KernelSpec:
         if kernel not in self._specs:

@@ -161,8 +161,9 @@ def compile_source(path: Path, *, cache: Path, compiler: str | None = None) -> P
 class CppVariant:
     """A compiled C++ kernel, called by position through its C ABI.
 
-    The C function takes pointers to the inputs and outputs, then the dims as int64_t, the flags
-    as int32_t (0 and 1 for booleans, else the index of the choice) and the scalars as double.
+    The C function takes pointers to the inputs and outputs (null where an optional input is left
+    out), then the dims as int64_t, the flags and options as int32_t (0 and 1 for booleans, else
+    the index of the choice) and the scalars as double.
 
     Args:
         signature: Signature of the kernel; its name is the entry point.
@@ -174,7 +175,7 @@ class CppVariant:
     def __init__(self, signature: Signature, library: Path) -> None:
         self._names = tuple(spec.name for spec in (*signature.inputs, *signature.outputs))
         self._dims = signature.dims
-        self._flags = signature.flags
+        self._flags = signature.keywords
         self._scalars = tuple(name for name, _ in signature.scalars)
         entry = getattr(ctypes.CDLL(str(library)), signature.kernel)
         entry.restype = None
@@ -188,7 +189,7 @@ class CppVariant:
 
     def bind(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | None],
         dims: Mapping[str, int],
         options: Mapping[str, Scalar],
     ) -> Callable[[], None]:
@@ -200,13 +201,17 @@ class CppVariant:
             options: Value of every flag and scalar.
         """
         arguments = (
-            *[tensors[name].data_ptr() for name in self._names],
+            *[_address(tensors.get(name)) for name in self._names],
             *[dims[name] for name in self._dims],
-            *[_flag_code(options[name], choices) for name, choices in self._flags],
+            *[_flag_code(options.get(name, choices[0]), choices) for name, choices in self._flags],
             *[float(options[name]) for name in self._scalars],
         )
         entry = self._entry
         return lambda: entry(*arguments)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _flag_code(value: Scalar, choices: tuple[Scalar, ...]) -> int:

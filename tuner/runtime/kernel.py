@@ -55,27 +55,28 @@ class Kernel:
         self.label = f"{package}.{signature.kernel}"
         self.dispatch = Dispatch(package, folder, signature)
         self._inputs = tuple(spec.name for spec in signature.inputs)
-        self._flags = {name: choices[0] for name, choices in signature.flags}
+        self._flags = {name: choices[0] for name, choices in signature.keywords}
         self._scalars = tuple(name for name, _ in signature.scalars)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._variants: dict[Path, Variant] = {}
         self._lock = threading.Lock()
 
-    def run(self, *inputs: Tensor, **options: Scalar | None) -> Any:
+    def run(self, *inputs: Tensor | None, **options: Scalar | None) -> Any:
         """Run the kernel on its inputs and return its outputs: the operation's implementation.
 
         Args:
-            inputs: The inputs in the signature's order.
+            inputs: The inputs in the signature's order, None where an optional one is left out.
             options: Flags and scalars; a scalar that is None takes its default expression.
         """
+        inputs = padded(self.signature, inputs)
         flags = tuple([options.get(name, default) for name, default in self._flags.items()])
-        key = (flags, *((item.shape, item.dtype, item.device) for item in inputs))
+        key = (flags, *(item is not None and _kind(item) for item in inputs))
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plan(key, inputs, dict(zip(self._flags, flags, strict=True)))
         tensors = dict(zip(self._inputs, inputs, strict=True))
         for name in plan.copied:
-            tensors[name] = tensors[name].contiguous()
+            tensors[name] = cast(Tensor, tensors[name]).contiguous()
         for name, shape, dtype in plan.outputs:
             tensors[name] = torch.empty(shape, dtype=dtype, device=plan.device)
         if plan.variant is not None:
@@ -105,7 +106,7 @@ class Kernel:
                 and one is here, else the CPU.
             values: Extents of the dims and values of the flags.
         """
-        flag_names = set(self._flags)
+        flag_names = set(dict(self.signature.choices))
         extents = {name: value for name, value in values.items() if name not in flag_names}
         flags = {name: value for name, value in values.items() if name in flag_names}
         place = self._device(device)
@@ -133,13 +134,19 @@ class Kernel:
             return torch.device(torch.accelerator.current_accelerator() or "cpu")
         return torch.device("cpu")
 
-    def _plan(self, key: tuple[Any, ...], inputs: Sequence[Tensor], flags: dict[str, Any]) -> Plan:
+    def _plan(
+        self, key: tuple[Any, ...], inputs: Sequence[Tensor | None], flags: dict[str, Any]
+    ) -> Plan:
         """Check a call of a new kind, find its variant and remember both."""
         signature = self.signature
         first = workload_tensor(signature, inputs)
         check_kinds(signature, inputs)
-        extents = signature.bind(dict(zip(self._inputs, inputs, strict=True)))
-        flags = signature.complete_flags(flags)
+        given = {
+            name: item for name, item in zip(self._inputs, inputs, strict=True) if item is not None
+        }
+        optional = (spec.name for spec in signature.inputs if spec.optional)
+        flags = signature.complete_flags(flags | {name: name in given for name in optional})
+        extents = signature.bind(given, flags)
         outputs = tuple(
             (spec.name, shape, dtype_of(spec, first.dtype))
             for spec, shape in signature.shapes(signature.outputs, extents)
@@ -157,7 +164,7 @@ class Kernel:
             extents,
             outputs,
             {**flags, **signature.default_scalars(extents)} if variant is not None else {},
-            tuple(name for name in self._inputs if name not in strided),
+            tuple(name for name in given if name not in strided),
             first.device,
         )
         if len(self._plans) >= PLANS_LIMIT:
@@ -166,15 +173,20 @@ class Kernel:
         return plan
 
 
-def workload_tensor(signature: Signature, inputs: Sequence[Tensor]) -> Tensor:
+def padded(signature: Signature, inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Return an operation's inputs with None for the last ones, which torch drops as defaults."""
+    return inputs + (None,) * (len(signature.inputs) - len(inputs))
+
+
+def workload_tensor(signature: Signature, inputs: Sequence[Tensor | None]) -> Tensor:
     """Return the first input whose element type is the workload's."""
     for spec, tensor in zip(signature.inputs, inputs, strict=True):
-        if spec.dtype is None:
+        if spec.dtype is None and tensor is not None:
             return tensor
-    return inputs[0]
+    return cast(Tensor, inputs[0])
 
 
-def check_kinds(signature: Signature, inputs: Sequence[Tensor]) -> None:
+def check_kinds(signature: Signature, inputs: Sequence[Tensor | None]) -> None:
     """Raise if the inputs' devices or element types are not what the signature says.
 
     Raises:
@@ -183,6 +195,8 @@ def check_kinds(signature: Signature, inputs: Sequence[Tensor]) -> None:
     """
     first = workload_tensor(signature, inputs)
     for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        if tensor is None:
+            continue
         if tensor.device != first.device:
             raise ValueError(
                 f"{signature.kernel}: all inputs must be on one device, but {spec.name} is on "
@@ -199,6 +213,10 @@ def check_kinds(signature: Signature, inputs: Sequence[Tensor]) -> None:
 def dtype_of(spec: TensorSpec, workload: torch.dtype) -> torch.dtype:
     """Return the element type of a tensor in a workload of some dtype."""
     return workload if spec.dtype is None else cast(torch.dtype, getattr(torch, spec.dtype))
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _call(call: Callable[[], None], device: torch.device) -> None:

@@ -219,7 +219,10 @@ class Bench:
     def arguments(self) -> list[dict[str, Any]]:
         """Return what reference and rival take, on each set of buffers: inputs and options."""
         names = [spec.name for spec in self._signature.inputs]
-        return [{name: tensors[name] for name in names} | self._options for tensors in self.sets]
+        return [
+            self._options | {name: tensors[name] for name in names if name in tensors}
+            for tensors in self.sets
+        ]
 
 
 def choose(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tuner.runtime.check import Case, Example, Problem, flag_choices
+from tuner.runtime.cases import edge_cases
+from tuner.runtime.check import Case, Example, Problem
 from tuner.runtime.expression import Expression
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
@@ -57,9 +58,9 @@ def suite(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _edges(signature: Signature, problem: Problem) -> Iterator[Entry]:
-    parts = (problem.EDGE_SHAPES, list(flag_choices(signature)), (False, True))
-    for shape, flags, misaligned in itertools.product(*parts):
-        yield _entry(dict(shape), dict(flags), misaligned=misaligned)
+    for _, shape, choices in edge_cases(signature, problem):
+        for flags, misaligned in itertools.product(choices, (False, True)):
+            yield _entry(dict(shape), dict(flags), misaligned=misaligned)
 
 
 def _grid(signature: Signature, grid: Mapping[str, Sequence[Any]]) -> Iterator[Entry]:
@@ -70,7 +71,8 @@ def _grid(signature: Signature, grid: Mapping[str, Sequence[Any]]) -> Iterator[E
             several = names.split()
             values |= zip(several, value if len(several) > 1 else (value,), strict=True)
         extents = _extents(signature, values)
-        flags = {name: values.pop(name, choices[0]) for name, choices in signature.flags}
+        flags = {name: values.pop(name, choices[0]) for name, choices in signature.choices}
+        flags = signature.complete_flags(flags)
         entry = _entry(extents, flags, misaligned=values.pop("misaligned", False))
         for name, default in signature.default_scalars(extents).items():
             if name in values:

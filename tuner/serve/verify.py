@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from tuner.records import Workload
+from tuner.runtime.cases import edge_cases
 from tuner.runtime.check import (
     Case,
     Example,
     Problem,
     difference,
-    flag_choices,
     load_problem,
     make_inputs,
 )
@@ -84,7 +84,7 @@ def check_in_place(
         name: tensor.double() if tensor.is_floating_point() else tensor
         for name, tensor in inputs.items()
     }
-    expected = problem.reference(**doubles, **options)
+    expected = problem.reference(**{**options, **doubles})
     tolerance = problem.tolerance(case.extents, case.flags, case.dtype)
     for name in outputs:
         if reason := difference(tensors[name], expected[name], **tolerance):
@@ -106,7 +106,6 @@ def edge_examples(
         dtype: Torch's name of the element type.
         device: Torch's name of the device.
     """
-    choices = list(flag_choices(signature))
     cases = (
         Case(
             shape,
@@ -117,7 +116,7 @@ def edge_examples(
             scalars=_unusual_scalars(signature, problem, shape),
             misaligned=(number + choice) % 2 == 0,
         )
-        for number, shape in enumerate(problem.EDGE_SHAPES)
+        for number, shape, choices in edge_cases(signature, problem)
         for choice, flags in enumerate(choices)
     )
     return [Example(signature, problem, case) for case in cases]

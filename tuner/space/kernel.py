@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tuner.records import UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
 from tuner.runtime.signature import Signature, TensorSpec
-from tuner.space.schema import AutogradFile, SignatureFile, read_kernel_file
+from tuner.space.schema import AutogradFile, SignatureFile, TensorFile, read_kernel_file
 from tuner.space.template import ITEMSIZES, TemplateSpec, template_spec
 from tuner.space.workload import parse_workload
 
@@ -120,7 +120,13 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
     try:
         signature = _signature(file.kernel, file.signature, f"{path.name}: signature")
         templates = tuple(
-            template_spec(name, section, f"{path.name}: templates.{name}", limits)
+            template_spec(
+                name,
+                section,
+                where=f"{path.name}: templates.{name}",
+                limits=limits,
+                dims=signature.dims,
+            )
             for name, section in file.templates.items()
         )
         spec = KernelSpec(file.kernel, file.summary, signature, templates, {}, file.autograd, path)
@@ -132,7 +138,7 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
 def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
     """Return the signature, its names and expressions checked."""
     inputs, outputs = (
-        tuple(TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in part.items())
+        tuple(_tensor(name, tensor) for name, tensor in part.items())
         for part in (section.inputs, section.outputs)
     )
     signature = Signature(
@@ -140,6 +146,7 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
         inputs=inputs,
         outputs=outputs,
         flags=tuple((name, tuple(choices)) for name, choices in section.flags.items()),
+        options=tuple((name, tuple(choices)) for name, choices in section.options.items()),
         scalars=tuple(section.scalars.items()),
         defaults=tuple(section.defaults.items()),
         valid=tuple(section.valid),
@@ -157,17 +164,50 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
 def _check_names(signature: Signature, where: str) -> None:
     """Refuse names that stand for two things and dims that no input has."""
     names = ["dtype", *(spec.name for spec in (*signature.inputs, *signature.outputs))]
-    names += [*signature.dims, *dict(signature.flags), *dict(signature.scalars)]
+    names += [*signature.dims, *dict(signature.keywords), *dict(signature.scalars)]
     for position, name in enumerate(names):
         if name in names[:position]:
             raise UsageError(f"{where}: the name {name!r} stands for two things")
-    bound = list(dict.fromkeys(dim for spec in signature.inputs for dim in spec.shape))
+    _check_tensors(signature, where)
+    required = [spec for spec in signature.inputs if not spec.optional]
+    bound = list(dict.fromkeys(dim for spec in required for dim in spec.shape))
     uses = [(f"outputs.{spec.name}", dim) for spec in signature.outputs for dim in spec.shape]
+    uses += [
+        (f"inputs.{spec.name}", dim)
+        for spec in signature.inputs
+        if spec.optional
+        for dim in spec.shape
+    ]
     uses += [("defaults", dim) for dim, _ in signature.defaults]
     for key, dim in uses:
         if dim not in bound:
             raise UsageError(
                 f"{where}.{key}: no input has the dim {dim!r}; known: {', '.join(bound)}"
+            )
+
+
+def _tensor(name: str, tensor: TensorFile) -> TensorSpec:
+    shape = tuple(tensor.shape)
+    return TensorSpec(name, shape, tensor.dtype, tensor.optional, tensor.transposed)
+
+
+def _check_tensors(signature: Signature, where: str) -> None:
+    """Refuse optional outputs, required inputs behind optional ones, and unknown transposes."""
+    for spec in signature.outputs:
+        if spec.optional or spec.transposed:
+            raise UsageError(
+                f"{where}.outputs.{spec.name}: only an input may be optional or transposed"
+            )
+    optional = [spec.optional for spec in signature.inputs]
+    if optional != sorted(optional):
+        raise UsageError(f"{where}.inputs: optional inputs must come last")
+    keywords = dict(signature.keywords)
+    for spec in signature.inputs:
+        flag = spec.transposed
+        if flag is not None and (keywords.get(flag) != (False, True) or len(spec.shape) < 2):
+            raise UsageError(
+                f"{where}.inputs.{spec.name}.transposed: {flag!r} must be a flag or option with "
+                "the choices [false, true], and the tensor must have two dims or more"
             )
 
 

@@ -68,10 +68,19 @@ _File = TypeVar("_File", bound=Section)
 
 
 class TensorFile(Section):
-    """A tensor: the names of its dims and, where it differs from the workload's, its dtype."""
+    """A tensor: the names of its dims and, where it differs from the workload's, its dtype.
+
+    Attributes:
+        shape: Its dims, outermost first.
+        dtype: Torch's name of its element type.
+        optional: Whether an input may be left out; its name is then a flag of the workload.
+        transposed: The flag with which its last two dims lie the other way round.
+    """
 
     shape: list[Name]
     dtype: str | None = None
+    optional: bool = False
+    transposed: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -80,11 +89,12 @@ class TensorFile(Section):
 
 
 class SignatureFile(Section):
-    """The ``signature`` section."""
+    """The ``signature`` section; ``options`` are flags that a workload leaves out by default."""
 
     inputs: Annotated[dict[Name, TensorFile], Field(min_length=1)]
     outputs: Annotated[dict[Name, TensorFile], Field(min_length=1)]
     flags: dict[Name, Choices] = {}
+    options: dict[Name, Choices] = {}
     scalars: dict[Name, str] = {}
     defaults: dict[Name, str] = {}
     valid: list[str] = []
@@ -106,6 +116,7 @@ class TemplateFile(Section):
     parameters: dict[Name, Choices]
     constraints: list[ConstraintFile] = []
     compiled: list[ConstraintFile] = []
+    early: str | None = None
     default: Point
     seeds: list[Point] = []
 

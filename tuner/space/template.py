@@ -53,6 +53,8 @@ class TemplateSpec:
         default: The plain first choice.
         seeds: Expert guesses, tried right after the default.
         compiled: What the compiler must report of a candidate, that it be timed.
+        early: For which workloads, by their dims, default and seeds are tried early; None stands
+            for all. A search may come to them on any.
     """
 
     name: str
@@ -64,6 +66,11 @@ class TemplateSpec:
     default: Candidate
     seeds: tuple[Candidate, ...] = ()
     compiled: tuple[Constraint, ...] = ()
+    early: Expression | None = None
+
+    def suits(self, dims: Mapping[str, Value]) -> bool:
+        """Whether the default and the seeds are worth an early try on a workload."""
+        return self.early is None or bool(self.early.evaluate(dims))
 
     def broken(self, candidate: Candidate, limits: Mapping[str, Value]) -> Iterator[Constraint]:
         """Yield the constraints that a candidate breaks.
@@ -97,7 +104,12 @@ class TemplateSpec:
 
 
 def template_spec(
-    name: str, section: TemplateFile, where: str, limits: Collection[str]
+    name: str,
+    section: TemplateFile,
+    *,
+    where: str,
+    limits: Collection[str],
+    dims: Collection[str],
 ) -> TemplateSpec:
     """Return a template's part, its names, expressions and first choices checked."""
     for dtype in section.dtypes:
@@ -120,6 +132,7 @@ def template_spec(
         default=Candidate.of(name, section.default),
         seeds=tuple(Candidate.of(name, seed) for seed in section.seeds),
         compiled=_conditions(section.compiled, f"{where}.compiled", REPORTED),
+        early=Expression(section.early, f"{where}.early", dims) if section.early else None,
     )
     _check_point(spec, spec.default, f"{where}.default")
     for position, seed in enumerate(spec.seeds):

@@ -28,7 +28,7 @@ def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> 
     if dtype not in dtypes:
         raise UsageError(f"{where}: dtype={dtype} is not one of {', '.join(dtypes)}")
     flags = {}
-    for name, choices in signature.flags:
+    for name, choices in signature.choices:
         spelled = {format_value(choice): choice for choice in choices}
         value = given.pop(name, format_value(choices[0]))
         if value not in spelled:
@@ -39,12 +39,13 @@ def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> 
         signature.check(dims)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return Workload(signature.kernel, tuple(dims.items()), dtype, tuple(flags.items()))
+    said = signature.complete_flags(flags)
+    return Workload(signature.kernel, tuple(dims.items()), dtype, tuple(said.items()))
 
 
 def _pairs(signature: Signature, text: str, where: str) -> dict[str, str]:
     """Return the given names and values."""
-    known = (*signature.dims, *(name for name, _ in signature.flags), "dtype")
+    known = (*signature.dims, *(name for name, _ in signature.choices), "dtype")
     pairs: dict[str, str] = {}
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))

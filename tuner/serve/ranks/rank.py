@@ -71,7 +71,7 @@ class Rank:
             name: tensor.double() if tensor.is_floating_point() else tensor.clone()
             for name, tensor in self._inputs.items()
         }
-        expected = self._problem.reference(**doubles, **self._options)
+        expected = self._problem.reference(**{**self._options, **doubles})
         self._expected = {name: self._share(tensor).clone() for name, tensor in expected.items()}
         self._kernel = signature.kernel
 
