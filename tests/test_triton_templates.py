@@ -183,7 +183,7 @@ VARIANTS["attention_backward", "gluon_sm90"] += product(
         **{"Q_STAGES": 2, "DO_STAGES": 2, "DQ_STAGES": 1, "DS_STAGES": 2, "DQ_SPLIT": 1},
         **{"PRODUCTS": "dq_first", "DQ_SWIZZLE": 128, "PROGRAMS": 1, "WORKER_REGISTERS": 24},
     },
-    ARRIVALS=("single", "grouped", "together"),
+    ARRIVALS=("single", "grouped", "grouped"),
     DS_ORDER=("queries", "keys", "queries"),
     P_ROUNDED=(True, False),
     STATS=("loads", "tma_late", "tma"),
