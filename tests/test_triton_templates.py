@@ -188,8 +188,8 @@ VARIANTS["attention_backward", "gluon_sm90"] += product(
     P_ROUNDED=(True, False),
     STATS=("loads", "tma_late", "tma"),
     MASKING=("always", "split"),
-    ORDER=("heads", "tiles"),
-    PERSISTENT=(False, True, False),
+    ORDER=("heads", "turns", "tiles"),
+    PERSISTENT=(False, True, True),
 )
 VARIANTS["attention_forward", "gluon_sm90"] = product(
     {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
