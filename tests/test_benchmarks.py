@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import attention
 import autotuned
 import contest
+import first_call
 import host_overhead
 import kernels
 import peers
@@ -239,6 +240,15 @@ def test_the_host_time_of_a_call_is_measured_beside_a_call_by_hand(package, tmp_
     assert [row["contender"] for row in rows.read(output)] == [
         *("tuner", "by hand", "torch.ops", "torch")
     ]
+
+
+def test_first_calls_with_stored_binaries_are_measured_beside_those_without(package, tmp_path):
+    output = tmp_path / "first.csv"
+    arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]
+    assert first_call.main([*arguments, "--kernel", "scale", "--starts", "1"]) == 0
+    found = {row["contender"]: float(row["median_ms"]) for row in rows.read(output)}
+    assert len(found) == 3
+    assert found["tuner"] < found["without stored binaries"]
 
 
 def test_the_autotuned_matmul_is_the_template(tmp_path):
