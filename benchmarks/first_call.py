@@ -16,13 +16,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from host_overhead import Subject
 from rows import Result, ResultsFile, Spread
 
 from tuner.catalog import device_class, split_device
 from tuner.cli.devices import workers_for
 from tuner.package.prebuild import frozen_variants, prebuild
 from tuner.records import Rejection
+from tuner.runtime.dispatch import Manifest
 from tuner.timing.statistics import median_interval
 
 STORED, COMPILED, CACHED = "tuner", "without stored binaries", "compiled by an earlier process"
@@ -74,18 +74,14 @@ def first_calls(plain: Path, stored: Path, options: argparse.Namespace, kernel: 
 
 def measure(options: argparse.Namespace, kernel: str, output: ResultsFile) -> None:
     kind, index = split_device(options.device)
-    device = device_class(kind)(index)
+    arch = device_class(kind)(index).info().arch
+    entry = Manifest(options.package / kernel / arch).entries[0]  # which the child calls
     with tempfile.TemporaryDirectory() as folder:
         packages = [Path(folder, name, options.package.name) for name in ("plain", "stored")]
         for package in packages:
             ignored = shutil.ignore_patterns("aot", "__pycache__")
             shutil.copytree(options.package, package, ignore=ignored)
-        subject = Subject.of(packages[0], kernel, device, None)
-        case = subject.case
-        choice = subject.function.chosen(
-            dtype=case.dtype, device=case.device, **case.extents, **case.flags
-        )
-        file = packages[1] / kernel / choice.arch / choice.file
+        file = packages[1] / kernel / arch / entry.data["file"]
         store_binaries(packages[1], options.device, file)
         times_ms = first_calls(*packages, options, kernel)
     results = []
@@ -94,8 +90,7 @@ def measure(options: argparse.Namespace, kernel: str, output: ResultsFile) -> No
         spread = Spread(found.value, found.low, found.high)
         results.append(Result(contender, spread, note=f"median of {len(samples)} processes"))
         print(f"{kernel}, {contender}: {spread.median_ms:.4g} ms")
-    workload = str(case).removesuffix(f",seed={case.seed}")
-    output.replace(f"{kernel}: first call in a process", workload, results)
+    output.replace(f"{kernel}: first call in a process", str(entry), results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
