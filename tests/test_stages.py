@@ -36,6 +36,10 @@ STAGED = {
     ("rms_norm_backward", "triton"): {"reads of x and dy", "sum of dweight", "stores of dx"},
     ("rms_norm_backward", "triton_columns"): {"reads of rows of x and dy", "stores of dx"},
     ("attention_forward", "triton"): {"reads of k and v", "scores", "maximum", "exponentials"},
+    ("attention_forward", "gluon_sm90"): {"reads of k and v", "scores", "values", "stores of o"},
+    ("attention_backward", "triton"): {"reads of q and do", "exponentials", "gradients of v"},
+    ("attention_backward", "triton_add"): {"gradients of k", "gradients of q", "sums of dq"},
+    ("attention_backward", "gluon_sm90"): {"gradients of p", "gradients of k", "sums of dq"},
 }
 
 
@@ -60,6 +64,14 @@ def test_twins_differ_from_the_kernel_and_say_that_they_are_wrong(kernel, name):
                 compile(item.text, "twin", "exec")
     twins = RENDERER.twins(kernel, spec.language, spec.default)
     assert {twin.stage for twin in twins} >= STAGED[kernel, name]
+
+
+def test_what_only_other_shapes_run_is_no_stage():
+    spec = template_of("attention_forward", "gluon_sm90")
+    twins = RENDERER.twins("attention_forward", spec.language, spec.default)
+    whole = RENDERER.render("attention_forward", spec.language, spec.default).text
+    fallback = whole[whole.index("def attend(") :]
+    assert all(fallback in twin.text for twin in twins.values())
 
 
 @pytest.mark.parametrize(
