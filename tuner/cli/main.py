@@ -49,7 +49,7 @@ def tune() -> None:
 @device_option
 @click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
 @click.option(
-    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE.yaml."
+    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE."
 )
 @click.option(
     "--goal",
@@ -58,7 +58,7 @@ def tune() -> None:
     show_default=True,
     help="Share the budget equally, or by what the captured program spends.",
 )
-@click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
+@click.option("--budget", default="120s", show_default=True, help="90, 90s, 5m, 1h or 200trials.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
 @click.option(

@@ -14,16 +14,16 @@ from tuner.catalog import Catalog
 from tuner.cli.options import (
     DEFAULT_STORE,
     FiniteRange,
+    existing_store_option,
     kernels_option,
     output_option,
     process_environment,
-    store_option,
 )
 
 
 @click.command()
 @output_option
-@store_option
+@existing_store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
 @click.option("--aot", is_flag=True, help="Store binaries: first calls need no compiler.")
 @click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
@@ -50,7 +50,7 @@ def freeze(output: Path, store: Path, folders: Sequence[Path], **options: Any) -
 @click.command()
 @click.option("--format", "form", required=True, help="json, csv, vllm, t4 or optuna.")
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
-@store_option
+@existing_store_option
 def export(form: str, output: Path, store: Path) -> None:
     """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
     from tuner.cli.packaging import export_store
