@@ -19,6 +19,8 @@ from tuner.cli.packaging import prebuild_package
 from tuner.package import drift
 from tuner.package.freeze import freeze
 from tuner.plan import frozen_kernel
+from tuner.runtime import prebuilt
+from tuner.runtime.triton_module import import_file
 from tuner.space.kernel import load_space
 
 ROOT = Path(__file__).parent.parent
@@ -209,6 +211,34 @@ def test_first_launch_needs_no_compiler(
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)
     assert not (triton_package.parent / "triton_cache").exists()
+
+
+def test_packages_share_a_process_and_the_users_cache(tmp_path: Path, monkeypatch) -> None:
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    monkeypatch.setattr(knobs.cache, "manager_class", None)
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "cache"))
+    key = "00" * 32
+    name = get_cache_manager(key).key
+    shutil.rmtree(tmp_path / "cache")
+    runtimes = [import_file(Path(prebuilt.__file__), f"tuner.runtime.of_{n}") for n in range(2)]
+    for number, runtime in enumerate([*runtimes, runtimes[0]]):
+        variant = tmp_path / f"kernel_{number}.py"
+        folder = prebuilt.folder_of(variant)
+        folder.mkdir(parents=True)
+        if number == 1:
+            (folder / name).mkdir()
+            (folder / name / "f.json").write_bytes(b"binary")
+        runtime.offer_to_triton(variant)
+    cache = get_cache_manager(key)
+    stored = str(tmp_path / "aot" / "kernel_1" / name / "f.json")
+    assert cache.get_group("f.json") == {"f.json": stored}
+    assert cache.get_file("f.json") == stored
+    assert not (tmp_path / "cache").exists()
+    assert cache.get_file("g.json") is None
+    assert Path(cache.put("text", "g.json", binary=False)).parent == tmp_path / "cache" / name
+    assert Path(get_cache_manager(key).get_file("g.json")).read_text() == "text"
 
 
 def test_another_triton_asks_its_compiler(triton_package: Path, libcuda: Path) -> None:
