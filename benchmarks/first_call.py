@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, kernel: str, output: ResultsFile) -> No
         spread = Spread(found.value, found.low, found.high)
         results.append(Result(contender, spread, note=f"median of {len(samples)} processes"))
         print(f"{kernel}, {contender}: {spread.median_ms:.4g} ms")
-    output.replace(f"{kernel}: first call in a process", str(entry), results)
+    output.replace("first call in a process", f"{kernel} {entry}", results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
