@@ -213,6 +213,19 @@ def test_first_launch_needs_no_compiler(
     assert not (triton_package.parent / "triton_cache").exists()
 
 
+def test_building_again_gives_the_same_bytes(triton_package: Path) -> None:
+    def contents() -> dict[Path, bytes]:
+        files = triton_package.glob("*/*/aot/**/*")
+        return {path: path.read_bytes() for path in files if path.is_file()}
+
+    before = contents()
+    assert any(path.suffix == ".so" for path in before)
+    for folder in triton_package.glob("*/*/aot"):
+        shutil.rmtree(folder)
+    assert prebuild_package(triton_package, os.environ) == 0
+    assert contents() == before
+
+
 def test_packages_share_a_process_and_the_users_cache(tmp_path: Path, monkeypatch) -> None:
     from triton import knobs
     from triton.runtime.cache import get_cache_manager

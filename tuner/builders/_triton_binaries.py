@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,9 @@ def build_launchers(kernels: Sequence[Any], scratch: Path) -> None:
     from triton.backends.nvidia import driver
     from triton.runtime import build
 
-    own = build.platform_key
+    own = build.platform_key, build._build
     try:
+        build._build = partial(_build_without_paths, build._build)
         header = Path(driver.__file__).parent / "include" / "cuda.h"
         knobs.nvidia.libcuda_path = str(driver_library(header, scratch / "libcuda"))
         for linkage in _LINKAGES:
@@ -60,7 +61,7 @@ def build_launchers(kernels: Sequence[Any], scratch: Path) -> None:
             f"launching needs a C compiler and Python's headers once, here: {error}"
         ) from error
     finally:
-        build.platform_key = own
+        build.platform_key, build._build = own
 
 
 def keep(cache: Path, folder: Path) -> None:
@@ -79,6 +80,14 @@ def _build_launchers(driver: Any, kernels: Sequence[Any]) -> None:
         for kernel in kernels:
             with contextlib.suppress(ImportError):
                 driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def _build_without_paths(
+    own: Callable[..., str], name: str, source: str, folder: str, *options: list[str]
+) -> str:
+    """Compile as triton does, but for the name of the temporary folder in the result."""
+    *others, flags = options
+    return own(name, source, folder, *others, [*flags, f"-ffile-prefix-map={folder}=."])
 
 
 def _platform(linkage: str) -> str:
