@@ -78,8 +78,10 @@ class Subject:
         return cls(folder, signature, case, getattr(module, kernel))
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the workload's inputs."""
-        return make_inputs(self.signature, load_problem(self.folder / "problem.py"), self.case)
+        """Return the workload's inputs, in the order in which they are passed."""
+        problem = load_problem(self.folder / "problem.py")
+        made = make_inputs(self.signature, problem, self.case)
+        return {spec.name: made[spec.name] for spec in self.signature.inputs}
 
     def calls(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
         """Return the ways to call the kernel by contender; each allocates its outputs."""

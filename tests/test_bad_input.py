@@ -2,18 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import triton
-from conftest import KERNELS
+from conftest import KERNELS, ROOT
 
+from tuner import codec
 from tuner.cli.main import main
-from tuner.records import Candidate, Measurement, TunerError, Workload
+from tuner.records import Candidate, Measurement, Rejection, TunerError, Workload
 from tuner.runtime.moe.buffer import LowLatencyBuffer
 from tuner.runtime.moe.errors import MisuseError
 from tuner.runtime.moe.heap import LocalGroup
 from tuner.store import Store, open_stores
 
+PACKAGE = ROOT / "kernels_generated"
 WORKLOAD = Workload("scale", (("N", 3),), "float32")
 TIMED = Measurement(1.0, 0.9, 1.1, 10, "warm", 0.2)
 
@@ -55,6 +58,8 @@ def filled(root) -> Store:
         ("bench", "matmul", "--output", "a.json", "--budget", "nan"),
         ("explain", "matmul", "--budget", "nan"),
         ("recheck", "--budget", "nan"),
+        ("recheck", "--budget", "10trials"),
+        ("bench", "matmul", "--output", "a.json", "--budget", "2h"),
         ("freeze", "--max-slowdown", "nan"),
         ("freeze", "--max-slowdown", "inf"),
     ],
@@ -130,6 +135,64 @@ def test_an_entry_of_another_form_is_refused_with_its_file(tmp_path, refused, en
     for command in (("explain", "--store", "a"), ("merge", "a", "--output", "b")):
         assert "a/arch/trials.jsonl" in refused(*command)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "reason"),
+    [
+        (("number",), "1", "Trial.number: must be int, but got '1'"),
+        (("number",), True, "Trial.number: must be int, but got True"),
+        (("seconds",), None, "Trial.seconds: must be float, but got None"),
+        (("source_sha256",), 3, "Trial.source_sha256: must be str, but got 3"),
+        (("workload", "dims"), {"N": "3"}, "Workload.dims: must be int, but got '3'"),
+        (("workload", "dims"), [3], "Workload.dims: must be an object, but got [3]"),
+        (("outcome", "median_ms"), "fast", "Measurement.median_ms: must be float, but got 'fast'"),
+        (("outcome", "resources", "spills"), 0.5, "Resources.spills: must be int or null, but"),
+    ],
+)
+def test_a_scalar_of_another_type_is_refused_with_its_line(tmp_path, refused, keys, value, reason):
+    path = filled(tmp_path / "a").path
+    good = path.read_text()
+    entry = json.loads(good)
+    inner = entry["trial"]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(f"{good}torn\n{json.dumps(entry)}\n")
+    for command in (("explain", "--store", "a"), ("merge", "a", "--output", "b")):
+        said = refused(*command)
+        assert f"a/arch/trials.jsonl:3: is not as this version writes it: {reason}" in said
+
+
+def test_a_stage_that_is_none_is_refused():
+    with pytest.raises(TunerError, match="stage: must be one of constraints, .*, but got 'rain'"):
+        codec.from_json(Rejection, {"stage": "rain", "reason": ""})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("recheck", "--device", "cpu", "--package", str(PACKAGE)),
+        ("explain",),
+        ("explain", "matmul", "--device", "cpu"),
+        ("export", "--format", "json", "--output", "out.json"),
+        ("freeze", "--output", "kernels"),
+    ],
+)
+def test_a_store_that_is_not_there_is_not_made(refused, tmp_path, command):
+    assert "--store typo: there is no such folder" in refused(*command, "--store", "typo")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "typo").mkdir()
+    assert "--store typo: there are no trials in it" in refused(*command, "--store", "typo")
+    assert list((tmp_path / "typo").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["shapes", "./none", "none.yaml"])
+def test_what_is_or_looks_like_a_file_is_no_name_of_a_set(refused, tmp_path, name):
+    (tmp_path / "shapes").write_text("a: [")
+    said = refused("run", "softmax", "--device", "cpu", "--workloads", name)
+    assert f"{Path(name)}: " in said
+    assert "has no workloads" not in said
 
 
 GOOD = (KERNELS / "problems" / "scale.py").read_text()

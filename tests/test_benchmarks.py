@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import attention
 import autotuned
 import contest
+import first_call
 import host_overhead
 import kernels
 import peers
@@ -253,6 +254,15 @@ def test_a_contender_that_fails_costs_nobody_else_a_row(package, tmp_path):
     found = {row["contender"]: row for row in rows.read(output)}
     assert found["torch"]["note"] == "ZeroDivisionError: division by zero"
     assert float(found["tuner"]["median_ms"]) > 0
+
+
+def test_first_calls_with_stored_binaries_are_measured_beside_those_without(package, tmp_path):
+    output = tmp_path / "first.csv"
+    arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]
+    assert first_call.main([*arguments, "--kernel", "scale", "--starts", "1"]) == 0
+    found = {row["contender"]: float(row["median_ms"]) for row in rows.read(output)}
+    assert len(found) == 3
+    assert found["tuner"] < found["without stored binaries"]
 
 
 def test_the_autotuned_matmul_is_the_template(tmp_path):

@@ -8,16 +8,17 @@ from tuner.records import UsageError
     ("text", "budget"),
     [
         ("90s", Budget(seconds=90)),
+        ("90", Budget(seconds=90)),
         ("5m", Budget(seconds=300)),
         ("1.5h", Budget(seconds=5400)),
         ("200trials", Budget(trials=200)),
     ],
 )
-def test_budgets_are_spelled_with_their_unit(text, budget):
+def test_budgets_are_spelled_with_their_unit_or_in_seconds(text, budget):
     assert Budget.parse(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "90", "s", "-5s", "0s", "ten minutes", "5 days"])
+@pytest.mark.parametrize("text", ["", "0", "s", "-5s", "0s", "ten minutes", "5 days"])
 def test_other_spellings_are_errors_that_quote_them(text):
     with pytest.raises(UsageError, match=f"--budget '{text}'.*200trials"):
         Budget.parse(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,8 @@ def test_a_captured_program_is_tuned_for(tune, tmp_path):
         (("ls",), 2, "tune capture: runs `python FILE`"),
         (("python",), 2, "tune capture: runs `python FILE`"),
         (("python", "-c", "raise SystemExit(7)"), 7, "nothing was captured"),
-        (("python", "absent.py"), 1, "absent.py"),
+        (("python", "absent.py"), 2, "there is no file 'absent.py'"),
+        (("python", "-m", "absent.module"), 2, "python has no module absent"),
     ],
 )
 def test_what_captures_nothing_says_so(tune, tmp_path, program, status, message):
@@ -141,6 +143,15 @@ def test_what_captures_nothing_says_so(tune, tmp_path, program, status, message)
     assert done.returncode == status
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_without_torch_is_named(tune, tmp_path):
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "program.py").write_text("")
+    bare = tmp_path / "bare" / "bin" / "python"
+    done = tune("capture", "--", str(bare), "program.py")
+    assert done.returncode == 2
+    assert f"{bare} has no module torch, yaml, pydantic, numpy" in done.stderr
 
 
 def captured(folder: Path, *entries: tuple[str, str, float]) -> Path:

@@ -30,10 +30,16 @@ STAGED = {
     ("softmax", "triton"): {"reads of x", "maximum", "exponentials", "sum", "stores of y"},
     ("rms_norm", "triton"): {"reads of x", "sum", "stores of y"},
     ("matmul", "triton_split_k"): {"reads of a and b"},
+    ("matmul", "gluon_sm90"): {"matrix products", "reads of a and b", "stores of c"},
     ("softmax", "triton_split"): {"reads of x", "exponentials", "stores of y"},
     ("softmax_backward", "triton"): {"reads of y and dy", "sum", "stores of dx"},
     ("rms_norm_backward", "triton"): {"reads of x and dy", "sum of dweight", "stores of dx"},
+    ("rms_norm_backward", "triton_columns"): {"reads of rows of x and dy", "stores of dx"},
     ("attention_forward", "triton"): {"reads of k and v", "scores", "maximum", "exponentials"},
+    ("attention_forward", "gluon_sm90"): {"reads of k and v", "scores", "values", "stores of o"},
+    ("attention_backward", "triton"): {"reads of q and do", "exponentials", "gradients of v"},
+    ("attention_backward", "triton_add"): {"gradients of k", "gradients of q", "sums of dq"},
+    ("attention_backward", "gluon_sm90"): {"gradients of p", "gradients of k", "sums of dq"},
 }
 
 
@@ -58,6 +64,14 @@ def test_twins_differ_from_the_kernel_and_say_that_they_are_wrong(kernel, name):
                 compile(item.text, "twin", "exec")
     twins = RENDERER.twins(kernel, spec.language, spec.default)
     assert {twin.stage for twin in twins} >= STAGED[kernel, name]
+
+
+def test_what_only_other_shapes_run_is_no_stage():
+    spec = template_of("attention_forward", "gluon_sm90")
+    twins = RENDERER.twins("attention_forward", spec.language, spec.default)
+    whole = RENDERER.render("attention_forward", spec.language, spec.default).text
+    fallback = whole[whole.index("def attend(") :]
+    assert all(fallback in twin.text for twin in twins.values())
 
 
 @pytest.mark.parametrize(
@@ -91,24 +105,27 @@ built = []
 resources = builder._resources
 builder._resources = lambda kernels, limit: built.extend(kernels) or resources(kernels, limit)
 catalog, device, folder = Catalog(), device_class("cuda").target("90"), Path(sys.argv[1])
-spec = load_space(catalog.space_path("softmax"))
-template, renderer = spec.template("triton"), Renderer(catalog.template_folders)
-sources = {"whole": renderer.render("softmax", "triton", template.default)}
-sources |= renderer.twins("softmax", "triton", template.default)
-workload = spec.workload("M=64,N=1024,dtype=bfloat16")
+kernel, template, workload, *words = sys.argv[2:]
+spec = load_space(catalog.space_path(kernel))
+template, renderer = spec.template(template), Renderer(catalog.template_folders)
+sources = {"whole": renderer.render(kernel, template.language, template.default)}
+sources |= renderer.twins(kernel, template.language, template.default)
+workload = spec.workload(workload)
 for name, source in sources.items():
     path = folder / f"{source.sha256}.py"
     path.write_text(source.text)
     task = BuildTask(path, spec.signature, workload, device, folder)
     builder.TritonBuilder().compile(task)
-    text = built[-1].asm["ptx"]
-    print(name, *(text.count(word) for word in ("ex2", "ld.global", "st.global", "shfl")), sep=";")
+    text = "".join(kernel.asm["ptx"] for kernel in built)
+    built.clear()
+    print(name, *(text.count(word) for word in words), sep=";")
 """
 
 
-def test_a_compiled_twin_differs_in_its_stage_alone(tmp_path):
+def counted(tmp_path: Path, *arguments: str) -> dict[str, list[int]]:
+    """Return how often the twins of a template's default have some words, compiled for sm_90."""
     done = subprocess.run(
-        [sys.executable, "-c", COUNT, str(tmp_path)],
+        [sys.executable, "-c", COUNT, str(tmp_path), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -116,7 +133,15 @@ def test_a_compiled_twin_differs_in_its_stage_alone(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     rows = [line.split(";") for line in done.stdout.splitlines()]
-    counts = {name: list(map(int, row)) for name, *row in rows}
+    return {name: list(map(int, row)) for name, *row in rows}
+
+
+def test_a_compiled_twin_differs_in_its_stage_alone(tmp_path):
+    counts = counted(
+        tmp_path,
+        *("softmax", "triton", "M=64,N=1024,dtype=bfloat16"),
+        *("ex2", "ld.global", "st.global", "shfl"),
+    )
     powers, loads, stores, shuffles = counts["whole"]
     assert counts["exponentials, left out"] == [0, loads, stores, shuffles]
     assert counts["exponentials, doubled"] == [2 * powers, loads, stores, shuffles]
@@ -124,6 +149,15 @@ def test_a_compiled_twin_differs_in_its_stage_alone(tmp_path):
     # the stores are still there, behind a mask that is never true: nothing else went with them
     assert counts["stores of y, left out"] == counts["whole"]
     assert counts["reads of x, left out"] == counts["whole"]
+
+
+def test_twins_of_products_on_warpgroups_have_all_or_twice_as_many(tmp_path):
+    words = ("wgmma.mma_async", "cp.async.bulk.tensor")
+    counts = counted(tmp_path, "matmul", "gluon_sm90", "M=256,N=256,K=256,dtype=bfloat16", *words)
+    products, copies = counts.pop("whole")
+    assert counts.pop("matrix products, doubled") == [2 * products, copies]
+    assert set(counts) == {"reads of a and b, left out", "stores of c, left out"}
+    assert all(found == [products, copies] for found in counts.values())
 
 
 def test_the_dearest_stage_of_a_product_is_its_products(tune, tmp_path):

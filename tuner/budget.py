@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tuner.records import UsageError
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Return the budget that is spelled ``90s``, ``5m``, ``1h`` or ``200trials``.
+        """Return the budget that is spelled ``90`` or ``90s``, ``5m``, ``1h`` or ``200trials``.
 
         Raises:
             UsageError: It is spelled otherwise or is zero.
         """
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|trials)", text.strip())
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|trials|)", text.strip())
         if match is None or float(match[1]) == 0:
             raise UsageError(
                 f"--budget {text!r}: write seconds, minutes, hours or trials, such "
-                "as 90s, 5m, 1h or 200trials"
+                "as 90, 90s, 5m, 1h or 200trials"
             )
         if match[2] == "trials":
             return cls(trials=int(float(match[1])))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from tuner import records
 
 Record = TypeVar("Record")
 
+_PLAIN = frozenset((bool, int, float, str, types.NoneType))
+_NAMES = {types.NoneType: "null", dict: "an object", list: "a list"}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 
@@ -41,9 +43,15 @@ def from_json(kind: type[Record], data: Mapping[str, Any]) -> Record:
         raise records.TunerError(
             f"{kind.__name__} has no {', '.join(sorted(unknown))}; known: {', '.join(hints)}"
         )
+    fields = {}
+    for name, value in data.items():
+        try:
+            fields[name] = _decode(hints[name], value)
+        except (AttributeError, TypeError) as error:
+            raise records.TunerError(f"{kind.__name__}.{name}: {error}") from error
     try:
-        return kind(**{name: _decode(hints[name], value) for name, value in data.items()})
-    except (AttributeError, TypeError) as error:
+        return kind(**fields)
+    except TypeError as error:
         raise records.TunerError(f"{kind.__name__}: {error}") from error
 
 
@@ -72,16 +80,21 @@ def _decode(hint: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _decode_union(arguments, value)
     if (value_hint := _pair_value(hint)) is not None:
-        return tuple((name, _decode(value_hint, inner)) for name, inner in value.items())
+        pairs = _typed((dict,), value).items()
+        return tuple((name, _decode(value_hint, inner)) for name, inner in pairs)
     if origin is tuple:
-        return tuple(_decode(arguments[0], inner) for inner in value)
+        return tuple(_decode(arguments[0], inner) for inner in _typed((list,), value))
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast("type[Any]", hint), value)
-    return value
+    if origin is typing.Literal and value not in arguments:
+        raise TypeError(f"must be one of {', '.join(arguments)}, but got {_cut(value)}")
+    return _typed((hint,), value) if hint in _PLAIN else value
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Any) -> Any:
     kinds = [kind for kind in arguments if dataclasses.is_dataclass(kind)]
+    if not kinds:
+        return _typed(arguments, value) if _PLAIN.issuperset(arguments) else value
     if value is None or not isinstance(value, Mapping):
         return value
     for kind in kinds:
@@ -89,3 +102,15 @@ def _decode_union(arguments: tuple[Any, ...], value: Any) -> Any:
             return from_json(typing.cast("type[Any]", kind), value)
     names = ", ".join(str(kind) for kind in kinds)
     raise records.TunerError(f"{sorted(value)} are the keys of none of {names}")
+
+
+def _typed(kinds: Sequence[type], value: Any) -> Any:
+    """Return a value whose type is among some; whole numbers stand for others, too."""
+    if type(value) in kinds or (float in kinds and type(value) is int):
+        return value
+    names = " or ".join(_NAMES.get(kind, kind.__name__) for kind in kinds)
+    raise TypeError(f"must be {names}, but got {_cut(value)}")
+
+
+def _cut(value: Any) -> str:
+    return f"{value!r:.80}"

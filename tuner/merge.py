@@ -103,9 +103,13 @@ def _entries(path: Path) -> Iterator[tuple[Maker, Json]]:
     A log that does not begin with a device was written before logs said it: its first winner does.
     """
     lines = path.read_bytes().splitlines()
-    entries = [entry for line in lines if (entry := read_line(line, path)) is not None]
-    for entry in entries:
-        decode(entry, path)  # refuses what could not be read from the merged store either
+    entries = []
+    for number, line in enumerate(lines, 1):
+        if (entry := read_line(line, path)) is not None:
+            decode(
+                entry, f"{path}:{number}"
+            )  # refuses what the merged store could not be read for
+            entries.append(entry)
     devices = [entry["winner"]["device"] for entry in entries if "winner" in entry]
     maker = _maker(devices[0]) if devices else UNKNOWN
     for entry in entries:

@@ -125,6 +125,19 @@ class Builder(ABC):
         """
         # Most languages compile a source once, whatever the shapes.
 
+    def prebuild(self, task: BuildTask, folder: Path) -> Resources:
+        """Compile, and write into a folder what `tuner.runtime.prebuilt` will find.
+
+        Args:
+            task: The source, and the workload whose first call is to need no compiler.
+            folder: Where the binaries of the source's file go, for all of its workloads.
+
+        Raises:
+            RejectedBuild: The compiler refuses, or nothing can be built for the device from here.
+        """
+        del folder
+        raise RejectedBuild(f"there is no way to store what {task.device.kind} compiles")
+
     @abstractmethod
     def load(self, task: BuildTask) -> Variant:
         """Return the variant, compiled before or now.

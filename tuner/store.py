@@ -47,7 +47,7 @@ class Store:
         for folder in (self.folder, self.sources, self.cache):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = self.folder / "trials.jsonl"
-        self._offset = 0
+        self._offset = self._lines = 0
         self._trials: list[Trial] = []
         self._winners: dict[Workload, Winner] = {}
         self._quarantine: dict[str, Rejection] = {}
@@ -140,7 +140,7 @@ class Store:
             if self.path.exists():
                 count = len(list(self.folder.glob("trials.*.jsonl")))
                 self.path.rename(self.folder / f"trials.{count + 1}.jsonl")
-        self._offset = 0
+        self._offset = self._lines = 0
         self.device = None
         self.damaged_lines = 0
         self._trials.clear()
@@ -160,11 +160,12 @@ class Store:
             self.refresh()
 
     def _read(self, line: bytes) -> None:
+        self._lines += 1
         entry = read_line(line, self.path)
         if entry is None:
             self.damaged_lines += bool(line)
             return
-        match decode(entry, self.path):
+        match decode(entry, f"{self.path}:{self._lines}"):
             case Trial() as trial:
                 self._trials.append(trial)
             case Winner() as winner:
@@ -209,8 +210,8 @@ def read_line(line: bytes, path: Path) -> dict[str, Any] | None:
     return dict(entry)
 
 
-def decode(entry: dict[str, Any], path: Path) -> object:
-    """Return the record or records that a line's entry stands for, None for an unknown kind.
+def decode(entry: dict[str, Any], place: str) -> object:
+    """Return the record or records that the entry at a place stands for, None for another kind.
 
     Raises:
         TunerError: It has another form than this version writes.
@@ -229,7 +230,7 @@ def decode(entry: dict[str, Any], path: Path) -> object:
     except (TunerError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, TunerError) else f"{type(error).__name__} {error}"
         raise TunerError(
-            f"{path}: a line is not as this version writes it: {reason}; use another --store"
+            f"{place}: is not as this version writes it: {reason}; use another --store"
         ) from error
     return None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .cpp import CppVariant, compile_source, user_cache
+from .prebuilt import library_of, offer_to_triton
 from .triton_module import TritonVariant
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def load_variant(
     cache: Path | None = None,
     compiler: str | None = None,
 ) -> Variant:
-    """Compile or import a rendered file.
+    """Compile or import a rendered file; what was built for it before is not built again.
 
     Args:
         signature: Signature of the kernel.
@@ -66,8 +68,11 @@ def load_variant(
         FileNotFoundError: There is no C++ compiler.
     """
     if language == "cpp":
+        with contextlib.suppress(OSError):  # there is none, or the system's libraries are older
+            return CppVariant(signature, library_of(path))
         library = compile_source(path, cache=cache or user_cache(), compiler=compiler)
         return CppVariant(signature, library)
     if language in SUFFIXES:
+        offer_to_triton(path)
         return TritonVariant(signature, path)
     raise ValueError(f"{path}: unknown language {language!r}; known: {', '.join(SUFFIXES)}")

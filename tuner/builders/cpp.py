@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
 from tuner.plugins import Builder, BuildTask, RejectedBuild
 from tuner.records import Resources, UsageError
+from tuner.runtime.architecture import cpu_architecture
 from tuner.runtime.cpp import CompileError, CppVariant, compile_source
+from tuner.runtime.prebuilt import library_of
 
 _REASON_LINES = 6
 
@@ -25,6 +28,16 @@ class CppBuilder(Builder):
     def load(self, task: BuildTask) -> CppVariant:
         """Return the variant, its object loaded into this process."""
         return CppVariant(task.signature, _library(task))
+
+    def prebuild(self, task: BuildTask, folder: Path) -> Resources:
+        """Store the shared object, which is for CPUs like the one at hand."""
+        here = cpu_architecture()
+        if task.device.arch != here:
+            raise RejectedBuild(f"a compiler builds for the CPU that it runs on, which is {here}")
+        target = library_of(task.path, folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_library(task), target)
+        return Resources()
 
 
 def _library(task: BuildTask) -> Path:

@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tuner.builders import _triton_binaries as _binaries
 from tuner.plugins import Builder, BuildTask, Check, RejectedBuild
 from tuner.records import DeviceInfo, Resources
 from tuner.runtime.signature import Scalar
@@ -50,6 +51,18 @@ class TritonBuilder(Builder):
         with _targeting(task.device), _compiling_only():
             for check in checks:
                 check(self.load(task))
+
+    def prebuild(self, task: BuildTask, folder: Path) -> Resources:
+        """Compile, and store what triton's cache would hold after the workload's first call."""
+        if task.device.kind not in ("cuda", "hip"):
+            return super().prebuild(task, folder)
+        cache = folder.with_name(f"{folder.name}.cache")
+        with _binaries.cache_at(cache), _targeting(task.device), _compiling_only() as kernels:
+            _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
+            if task.device.kind == "cuda":
+                _binaries.build_launchers(kernels, task.cache)
+        _binaries.keep(cache, folder)
+        return _resources(kernels, dict(task.device.limits)["shared_bytes"])
 
     def load(self, task: BuildTask) -> CheckedVariant:
         """Return the variant; triton finds the binaries compiled ahead in its cache."""

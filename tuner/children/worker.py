@@ -100,8 +100,11 @@ class Workers:
 
         The future raises `Lethal` when the compiler hung or its child died.
         """
-        message = task.message("compile", edges=edges, **self.describe(source))
-        return self._pool.submit(self._compile, message)
+        return self.submit(task, edges=edges, **self.describe(source))
+
+    def submit(self, task: Task, **values: object) -> Future[Compiled | Rejection]:
+        """Have a compile child answer "compile" in the background, as `compile` does."""
+        return self._pool.submit(self._compile, task.message("compile", **values))
 
     def evaluate(
         self, task: Task, source: Source, compiled: Compiled, *, give_up_ms: float | None

@@ -18,6 +18,12 @@ from tuner.space.schema import read_captured_file
 
 _ROOT = Path(__file__).parent.parent.parent
 _MOST_LINES = 10
+_RECORDER_NEEDS: tuple[str, ...] = ("torch", "yaml", "pydantic", "numpy")
+_MISSING = (
+    "import importlib.util, sys; sys.path.insert(0, '')\n"
+    "print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
+)
+"""Prints which of the modules that its arguments name are not there."""
 
 
 def capture_program(
@@ -46,8 +52,7 @@ def capture_program(
         )
     if output.is_dir():
         raise UsageError(f"--output {output}: is a folder; name a file, such as captured.yaml")
-    if shutil.which(program[0], path=environment.get("PATH")) is None:
-        raise UsageError(f"tune capture: there is no program {program[0]!r}")
+    _require_runnable(program, environment)
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
         raise UsageError(f"--output {output}: its folder cannot be written to")
@@ -72,6 +77,29 @@ def capture_program(
     partial.replace(output)
     _print(output)
     return status
+
+
+def _require_runnable(program: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise UsageError unless the program and what records it are there."""
+    if shutil.which(program[0], path=environment.get("PATH")) is None:
+        raise UsageError(f"tune capture: there is no program {program[0]!r}")
+    if not program[1].startswith("-") and not Path(program[1]).exists():
+        raise UsageError(f"tune capture: there is no file {program[1]!r}")
+    wanted = _RECORDER_NEEDS
+    if program[1] == "-m" and len(program) > 2:
+        wanted = (*wanted, program[2].partition(".")[0])
+    asked = subprocess.run(
+        [program[0], "-c", _MISSING, *wanted],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if missing := asked.stdout.split():
+        raise UsageError(
+            f"tune capture: {program[0]} has no module {', '.join(missing)}: install it there, or "
+            "name another python"
+        )
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

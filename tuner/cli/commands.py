@@ -80,11 +80,15 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
 
 
 def _request(options: RunOptions) -> Request:
-    """Return what to tune for; what looks like a file among the sets is one of captured ones."""
-    files = [name for name in options.sets if name.endswith((".yaml", ".yml"))]
+    """Return what to tune for; what is or looks like a file among the sets is a captured one."""
+    files = [name for name in options.sets if _is_file(name)]
     sets = tuple(name for name in options.sets if name not in files)
     captured = tuple(map(Path, files))
     return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file()
 
 
 def _seeded(

@@ -15,7 +15,6 @@ from tuner.cli import measuring, results
 from tuner.cli.options import (
     SEED,
     TIMEOUT,
-    FiniteRange,
     device_option,
     kernels_option,
     output_option,
@@ -50,7 +49,7 @@ def tune() -> None:
 @device_option
 @click.option("--workload", "workloads", multiple=True, help="Such as M=512,N=512,K=512.")
 @click.option(
-    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE.yaml."
+    "--workloads", "sets", multiple=True, help="Name of a workload set, or a captured FILE."
 )
 @click.option(
     "--goal",
@@ -59,7 +58,7 @@ def tune() -> None:
     show_default=True,
     help="Share the budget equally, or by what the captured program spends.",
 )
-@click.option("--budget", default="120s", show_default=True, help="90s, 5m, 1h or 200trials.")
+@click.option("--budget", default="120s", show_default=True, help="90, 90s, 5m, 1h or 200trials.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Candidates that compile at a time.")
 @click.option(
@@ -186,47 +185,6 @@ def verify(**options: Any) -> None:
     from tuner.cli.verify import VerifyOptions, verify_kernel
 
     sys.exit(verify_kernel(VerifyOptions(**options), process_environment()))
-
-
-@tune.command()
-@output_option
-@store_option
-@click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
-@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
-@click.option(
-    "--max-slowdown",
-    type=FiniteRange(1.0),
-    help="Share variants where a workload takes at most this many times its winner's time.",
-)
-@kernels_option
-def freeze(
-    output: Path,
-    store: Path,
-    check: bool,
-    max_variants: int | None,
-    max_slowdown: float | None,
-    folders: Sequence[Path],
-) -> None:
-    """Write the package from the store's winners, or check the one that is there."""
-    from tuner.cli.packaging import check_package, freeze_store
-    from tuner.cover import Limits
-
-    if check:
-        sys.exit(check_package(Catalog(folders), output))
-    asked = max_variants is not None or max_slowdown is not None
-    limits = Limits(max_variants, max_slowdown) if asked else None
-    freeze_store(Catalog(folders), store, output, limits)
-
-
-@tune.command()
-@click.option("--format", "form", required=True, help="json, csv, vllm, t4 or optuna.")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
-@store_option
-def export(form: str, output: Path, store: Path) -> None:
-    """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
-    from tuner.cli.packaging import export_store
-
-    export_store(form, store, output)
 
 
 for command in (*measuring.COMMANDS, *results.COMMANDS):

@@ -12,6 +12,7 @@ from tuner.cli.options import (
     BUDGET,
     SEED,
     device_option,
+    existing_store_option,
     kernels_option,
     package_option,
     process_environment,
@@ -37,7 +38,7 @@ from tuner.cli.options import (
     default=5.0,
     show_default=True,
     type=BUDGET,
-    help="Seconds for each workload.",
+    help="For each workload: 90, 90s or 5m.",
 )
 @click.option(
     "--seed", type=SEED, default=0, show_default=True, help="Of the order in which it is timed."
@@ -84,12 +85,12 @@ def probe(device: str, fresh: bool, as_json: bool, store: Path) -> None:
     default=10.0,
     show_default=True,
     type=BUDGET,
-    help="Seconds for each workload of a KERNEL.",
+    help="For each workload of a KERNEL: 90, 90s or 5m.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a KERNEL's stages as JSON.")
 @device_option
 @package_option
-@store_option
+@existing_store_option
 @kernels_option
 def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
     """Say why a TRIAL was rejected or slow, or where the time of a KERNEL goes.
@@ -116,10 +117,10 @@ def explain(subject: str | None, kernel: str | None, **options: Any) -> None:
     default=5.0,
     show_default=True,
     type=BUDGET,
-    help="Seconds for each workload.",
+    help="For each workload: 90, 90s or 5m.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-@store_option
+@existing_store_option
 @kernels_option
 def recheck(**options: Any) -> None:
     """Time frozen winners again beside their stored runners-up; exit 1 if one has lost ground."""

@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from tuner.budget import Budget
+from tuner.records import UsageError
+
 
 class FiniteRange(click.FloatRange):
     """A range of numbers that refuses NaN, which no comparison does, and infinity."""
@@ -21,12 +24,40 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Seconds(click.ParamType):  # type: ignore[type-arg] # not generic before click 8.4
+    """A time to spend, spelled as `Budget` has it; at most an hour."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number of seconds."""
+        try:
+            seconds = Budget.parse(str(value)).seconds
+        except UsageError:
+            seconds = None
+        if seconds is None or seconds > _MOST_S:
+            self.fail(f"{value!r}: write at most an hour, such as 90, 90s or 5m.", param, ctx)
+        return seconds
+
+
+_MOST_S = 3600.0
+
 SEED = click.IntRange(0, 2**32 - 1)
 TIMEOUT = FiniteRange(min=0.0, min_open=True)
-BUDGET = FiniteRange(min=0.0, min_open=True, max=3600.0)
+BUDGET = Seconds()
 
 DEFAULT_STORE = ".tuner"
 DEFAULT_OUTPUT = "kernels_generated"
+
+
+def _existing(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """Return a store to read; there need not be one where the user names none."""
+    del ctx, param
+    if value != Path(DEFAULT_STORE) and not any(value.glob("*/trials.jsonl")):
+        what = "there are no trials in it" if value.is_dir() else "there is no such folder"
+        raise UsageError(f"--store {value}: {what}; run `tune --store {value}` first")
+    return value
+
 
 kernels_option = click.option(
     "--kernels",
@@ -44,6 +75,14 @@ store_option = click.option(
     show_default=True,
     type=click.Path(path_type=Path),
     help="Folder where trials are kept.",
+)
+existing_store_option = click.option(
+    "--store",
+    default=DEFAULT_STORE,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    callback=_existing,
+    help="Folder where trials were kept.",
 )
 output_option = click.option(
     "--output",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
 from tuner.catalog import Catalog
+from tuner.cli.devices import workers_for
 from tuner.cover import Limits, cover
 from tuner.package.freeze import FrozenKernel, freeze
+from tuner.package.prebuild import FrozenVariant, frozen_variants, prebuild
 from tuner.plan import frozen_kernel
-from tuner.records import UsageError, Winner
+from tuner.records import Rejection, UsageError, Winner
 from tuner.render import Renderer
 from tuner.space.kernel import load_space
 from tuner.store import Store, open_stores
@@ -91,6 +95,34 @@ def _chosen(store: Store, limits: Limits | None) -> Iterator[Winner]:
             "winner's time"
         )
         yield from covered.winners
+
+
+def prebuild_package(output: Path, environment: Mapping[str, str]) -> int:
+    """Build what a package can store for its workloads' first calls; return the exit status."""
+    stored = 0
+    with TemporaryDirectory(prefix="tuner-") as folder:
+        for kind, variants in groupby(_by_kind(output), key=_kind):
+            with workers_for(kind, Path(folder), environment) as workers:
+                for variant in variants:
+                    name = variant.path.relative_to(output)
+                    result = prebuild(variant, workers, Path(folder) / "built" / name)
+                    if isinstance(result, Rejection):
+                        click.echo(f"{name}: left to the compiler: {result.reason}", err=True)
+                        continue
+                    stored += result
+                    workloads = len(variant.tasks)
+                    click.echo(f"{name}: {result / 1e3:.0f} kB for {workloads} workloads")
+    click.echo(f"{output}: {stored / 1e6:.1f} MB of binaries stored")
+    return 0 if stored else 1
+
+
+def _by_kind(output: Path) -> list[FrozenVariant]:
+    return sorted(frozen_variants(output), key=_kind)
+
+
+def _kind(variant: FrozenVariant) -> str:
+    """Return the kind of device that a variant was frozen for."""
+    return variant.tasks[0].device.kind
 
 
 def check_package(catalog: Catalog, output: Path) -> int:

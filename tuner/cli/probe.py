@@ -29,9 +29,9 @@ def probe_device(
         path = card_path(folder, workers.info())
     if as_json:
         click.echo(card.model_dump_json(indent=2))
-        return
-    make_console().print(card_table(card))
-    click.echo(f"kept in {path}")
+    else:
+        make_console().print(card_table(card))
+    click.echo(f"kept in {path}", err=as_json)
 
 
 def cards_folder(store: Path, environment: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""Commands that look at what runs have found."""
+"""Commands that look at what runs have found, or hand it on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,56 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tuner.catalog import Catalog
-from tuner.cli.options import DEFAULT_STORE, kernels_option, process_environment
+from tuner.cli.options import (
+    DEFAULT_STORE,
+    FiniteRange,
+    existing_store_option,
+    kernels_option,
+    output_option,
+    process_environment,
+)
+
+
+@click.command()
+@output_option
+@existing_store_option
+@click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
+@click.option("--aot", is_flag=True, help="Store binaries: first calls need no compiler.")
+@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
+@click.option(
+    "--max-slowdown",
+    type=FiniteRange(1.0),
+    help="Share variants where a workload takes at most this many times its winner's time.",
+)
+@kernels_option
+def freeze(output: Path, store: Path, folders: Sequence[Path], **options: Any) -> None:
+    """Write the package from the store's winners, or check the one that is there."""
+    from tuner.cli.packaging import check_package, freeze_store, prebuild_package
+    from tuner.cover import Limits
+
+    if options["check"]:
+        sys.exit(check_package(Catalog(folders), output))
+    limits = (options["max_variants"], options["max_slowdown"])
+    asked = any(limit is not None for limit in limits)
+    freeze_store(Catalog(folders), store, output, Limits(*limits) if asked else None)
+    if options["aot"]:
+        sys.exit(prebuild_package(output, process_environment()))
+
+
+@click.command()
+@click.option("--format", "form", required=True, help="json, csv, vllm, t4 or optuna.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
+@existing_store_option
+def export(form: str, output: Path, store: Path) -> None:
+    """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
+    from tuner.cli.packaging import export_store
+
+    export_store(form, store, output)
 
 
 @click.command()
@@ -95,4 +140,4 @@ def replay(tables: Sequence[Path], samplers: Sequence[str], as_json: bool, **cou
         click.echo(json.dumps(rows, indent=2))
 
 
-COMMANDS = (capture, merge, replay, report, watch)
+COMMANDS = (capture, export, freeze, merge, replay, report, watch)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tuner import codec
-from tuner.package import manifest
+from tuner.package import binaries, manifest
 from tuner.package.freeze import (
     KERNEL,
     MANIFEST,
@@ -65,6 +65,7 @@ def _kernel(folder: Path, kernel: FrozenKernel, renderer: Renderer) -> Iterator[
         for file, variant in sorted(seen.items()):
             if drift := _variant(path.parent / file, variant, renderer, kernel.name):
                 yield drift
+            yield from binaries.drifts(path.parent / file, variant["sha256"])
 
 
 def _variant(path: Path, variant: manifest.Json, renderer: Renderer, kernel: str) -> str | None:

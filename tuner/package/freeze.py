@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from tuner.package import manifest
+from tuner.package import binaries, manifest
 from tuner.package.files import PARTIAL, replace
 from tuner.package.functions import Autograd, check_name, functions_of
 from tuner.records import UsageError, Winner
@@ -98,7 +98,7 @@ def freeze(
         known[name] for name in sorted(known) if name in won or (output / name / KERNEL).is_file()
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(output.parent):
+    with locked(output.parent):
         if output.exists() and any(output.iterdir()):
             Freezer(output, templates).write(winners, chosen)
             return
@@ -167,6 +167,8 @@ class Freezer:
             replace(self.folder / name, text)
         for path in unreferenced(self.folder):
             path.unlink()
+        for folder in self.folder.glob("*/*"):
+            binaries.remove_empty_folders(folder)
 
     def own_files(self) -> dict[str, str]:
         """Return the files that follow from the kernels in the package, ``__init__.py`` last."""
@@ -224,6 +226,7 @@ def unreferenced(folder: Path) -> Iterator[Path]:
                 used = {item["file"] for item in manifest.variants_of(data)}
             files = (item for item in sorted(arch.iterdir()) if _VARIANT.fullmatch(item.name))
             yield from (item for item in files if item.name not in used)
+            yield from binaries.unreferenced(arch, used)
     yield from sorted(folder.rglob(f"*{PARTIAL}"))
 
 
@@ -233,7 +236,7 @@ def read_json(path: Path) -> manifest.Json:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time freeze into a folder; the system unlocks what is killed."""
     handle = os.open(folder, os.O_RDONLY)
     try:

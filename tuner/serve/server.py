@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tuner.plugins import BuildTask, Device, RejectedBuild
 from tuner.records import DeviceInfo, Rejection, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
-from tuner.runtime.variant import Variant
 from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
@@ -109,20 +108,18 @@ class Server:
 
     def _compile(self, message: Message) -> Message:
         self._announce("compile")
-        task = self._task(message, message)
+        task, folder = self._task(message, message), message.get("folder")
         started = time.perf_counter()
         builder = builder_for(message["language"])
-        resources = builder.compile(task)
+        build = partial(builder.prebuild, folder=Path(folder)) if folder else builder.compile
+        resources = build(task)
         seconds = time.perf_counter() - started
         if message["edges"] and builder.specialises:
-            builder.compile_checks(task, self._edge_checks(message))
+            from tuner.serve.verify import edge_checks  # loads torch
+
+            key = (json.dumps(message["signature"]), Path(message["problem"]), task.workload.dtype)
+            builder.compile_checks(task, edge_checks(*key))
         return {"compile_s": seconds, "resources": codec.to_json(resources)}
-
-    def _edge_checks(self, message: Message) -> list[Callable[[Variant], object]]:
-        from tuner.serve.verify import edge_checks
-
-        problem, dtype = Path(message["problem"]), message["workload"]["dtype"]
-        return edge_checks(json.dumps(message["signature"]), problem, dtype)
 
     def _evaluate(self, message: Message) -> Message:
         bench = self._bench_for(message)
