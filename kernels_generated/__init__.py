@@ -45,7 +45,13 @@ _softmax_backward = _package.register("softmax_backward")
 
 @_package.operation("attention_forward")
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    deterministic: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
 
@@ -56,12 +62,13 @@ def attention(
         k: [B, KV, T, D].
         v: [B, KV, T, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
         o: [B, H, S, D].
     """
-    o, _lse = _attention_forward(q, k, v, causal=causal, scale=scale)
+    o, _lse = _attention_forward(q, k, v, causal=causal, deterministic=deterministic, scale=scale)
     return o
 
 
@@ -75,6 +82,7 @@ def attention_backward(
     do: Tensor,
     *,
     causal: bool = False,
+    deterministic: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of attention, with the probabilities computed anew from Q, K and lse.
@@ -87,6 +95,7 @@ def attention_backward(
         lse: [B, H, S], float32.
         do: [B, H, S, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
@@ -94,13 +103,21 @@ def attention_backward(
         dk: [B, KV, T, D].
         dv: [B, KV, T, D].
     """
-    dq, dk, dv = _attention_backward(q, k, v, o, lse, do, causal=causal, scale=scale)
+    dq, dk, dv = _attention_backward(
+        q, k, v, o, lse, do, causal=causal, deterministic=deterministic, scale=scale
+    )
     return dq, dk, dv
 
 
 @_package.operation("attention_forward")
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    deterministic: bool = False,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
 
@@ -109,13 +126,14 @@ def attention_forward(
         k: [B, KV, T, D].
         v: [B, KV, T, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
         o: [B, H, S, D].
         lse: [B, H, S], float32.
     """
-    o, lse = _attention_forward(q, k, v, causal=causal, scale=scale)
+    o, lse = _attention_forward(q, k, v, causal=causal, deterministic=deterministic, scale=scale)
     return o, lse
 
 

@@ -55,7 +55,8 @@ class Kernel:
         self.label = f"{package}.{signature.kernel}"
         self.dispatch = Dispatch(package, folder, signature)
         self._inputs = tuple(spec.name for spec in signature.inputs)
-        self._flags = {name: choices[0] for name, choices in signature.flags}
+        self._flags = signature.options
+        self._deterministic = "deterministic" in signature.guarantees
         self._scalars = tuple(name for name, _ in signature.scalars)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._variants: dict[Path, Variant] = {}
@@ -66,8 +67,11 @@ class Kernel:
 
         Args:
             inputs: The inputs in the signature's order.
-            options: Flags and scalars; a scalar that is None takes its default expression.
+            options: Flags, guarantees and scalars; a scalar that is None takes its default
+                expression.
         """
+        if self._deterministic and torch.are_deterministic_algorithms_enabled():
+            options["deterministic"] = True
         flags = tuple([options.get(name, default) for name, default in self._flags.items()])
         key = (flags, *((item.shape, item.dtype, item.device) for item in inputs))
         plan = self._plans.get(key)
@@ -103,7 +107,7 @@ class Kernel:
                 for this kind of device, or is served there.
             device: A device; None stands for the accelerator, where something is frozen for one
                 and one is here, else the CPU.
-            values: Extents of the dims and values of the flags.
+            values: Extents of the dims and values of the flags and guarantees.
         """
         flag_names = set(self._flags)
         extents = {name: value for name, value in values.items() if name not in flag_names}
@@ -156,7 +160,7 @@ class Kernel:
             variant,
             extents,
             outputs,
-            {**flags, **signature.default_scalars(extents)} if variant is not None else {},
+            signature.arguments(flags, extents) if variant is not None else {},
             tuple(name for name in self._inputs if name not in strided),
             first.device,
         )

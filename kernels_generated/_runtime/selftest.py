@@ -14,7 +14,7 @@ import torch
 
 from .architecture import architecture, device_kind
 from .check import Case, Example, Problem, flag_choices, load_problem
-from .dispatch import Entry, Manifest
+from .dispatch import Entry, Manifest, gives
 from .kernel import Kernel
 from .operations import Package
 from .timing import compare
@@ -89,13 +89,14 @@ class KernelTest:
         """Return the verdict on a file over the problem's edge shapes and all flags."""
         signature = self.kernel.signature
         cases = []
+        given = {name: True for name in signature.guarantees if gives(item, {name: True})}
         for extents in self.problem.EDGE_SHAPES:
             # another scale than the default shows a variant that ignores its argument
             scalars = {
                 name: 0.75 * value for name, value in signature.default_scalars(extents).items()
             }
             cases += [
-                Case(extents, flags, item["dtype"], 1, str(self.device), scalars, True)
+                Case(extents, flags | given, item["dtype"], 1, str(self.device), scalars, True)
                 for flags in flag_choices(signature)
             ]
         examples = (Example(signature, self.problem, case) for case in cases)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 Scalar = bool | int | float | str
+
+GUARANTEES = ("deterministic",)
+"""What kernels may offer to guarantee. ``deterministic``: equal bits in every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Signature:
         scalars: Names of run-time numbers with their default as an expression over dims.
         defaults: Dims that a workload may leave out, with the expression that stands in.
         valid: Conditions over dims that every workload satisfies.
+        guarantees: Names of what a workload may ask of its variant beyond right outputs, of
+            `GUARANTEES`; a variant is not told.
     """
 
     kernel: str
@@ -51,12 +56,19 @@ class Signature:
     scalars: tuple[tuple[str, str], ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     valid: tuple[str, ...] = ()
+    guarantees: tuple[str, ...] = ()
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Names of all dims, in order of first appearance."""
         shapes = (spec.shape for spec in (*self.inputs, *self.outputs))
         return tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
+
+    @property
+    def options(self) -> dict[str, Scalar]:
+        """The flags and guarantees by name, each with its default."""
+        defaults: dict[str, Scalar] = {name: choices[0] for name, choices in self.flags}
+        return defaults | dict.fromkeys(self.guarantees, False)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
@@ -69,10 +81,12 @@ class Signature:
             tuple(data["scalars"].items()),
             tuple(data["defaults"].items()),
             tuple(data["valid"]),
+            tuple(data.get("guarantees", ())),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists and dictionaries that say the same; their order has a meaning."""
+        guarantees = {"guarantees": list(self.guarantees)} if self.guarantees else {}
         return {
             "kernel": self.kernel,
             "inputs": [_json_of(spec) for spec in self.inputs],
@@ -81,6 +95,7 @@ class Signature:
             "scalars": dict(self.scalars),
             "defaults": dict(self.defaults),
             "valid": list(self.valid),
+            **guarantees,
         }
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -152,11 +167,13 @@ class Signature:
     def complete_flags(self, flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the value of every flag, those left out set to their first choice.
 
+        A guarantee is among them where it is asked for.
+
         Raises:
             ValueError: A flag is unknown or its value is not one of its choices.
         """
-        if unknown := set(flags).difference(name for name, _ in self.flags):
-            known = ", ".join(name for name, _ in self.flags) or "none"
+        if unknown := set(flags).difference(self.options):
+            known = ", ".join(self.options) or "none"
             raise ValueError(
                 f"{self.kernel}: unknown flag {', '.join(sorted(unknown))}; known: {known}"
             )
@@ -167,7 +184,18 @@ class Signature:
                     f"{self.kernel}: {name} must be one of "
                     f"{', '.join(map(repr, choices))}, but got {complete[name]!r}"
                 )
-        return complete
+        return complete | {name: True for name in self.guarantees if flags.get(name)}
+
+    def arguments(
+        self, flags: Mapping[str, Scalar], extents: Mapping[str, int]
+    ) -> dict[str, Scalar]:
+        """Return what a variant is called with: the flags but no guarantee, and the scalars."""
+        told = {name: value for name, value in flags.items() if name not in self.guarantees}
+        return {**told, **self.default_scalars(extents)}
+
+    def called_like(self, other: Signature) -> bool:
+        """Return whether variants of both take the same arguments."""
+        return replace(other, guarantees=self.guarantees) == self
 
     def default_scalars(self, extents: Mapping[str, int]) -> dict[str, float]:
         """Return the default of every scalar for these extents."""

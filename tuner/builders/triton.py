@@ -178,7 +178,7 @@ def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
         )
         for spec, shape in signature.shapes((*signature.inputs, *signature.outputs), extents)
     }
-    options = {**dict(workload.flags), **signature.default_scalars(extents)}
+    options = signature.arguments(dict(workload.flags), extents)
     try:
         variant.bind(tensors, extents, options)()
     except _compile_errors() as error:

@@ -12,6 +12,10 @@ from tuner.runtime.signature import Scalar, Signature, TensorSpec
 
 _LINE_LENGTH = 99
 
+_GUARANTEES = {
+    "deterministic": "True asks for equal bits in every run, as torch's own setting does."
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Autograd:
@@ -72,7 +76,7 @@ class Function:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What it passes on to the operation."""
-        options = [name for name, _ in (*self.signature.flags, *self.signature.scalars)]
+        options = _options(self.signature)
         return (*_names(self.signature.inputs), *(f"{name}={name}" for name in options))
 
     @property
@@ -83,7 +87,8 @@ class Function:
             f"{name}: {' or '.join(map(_literal, choices))}." for name, choices in signature.flags
         ]
         scalars = [f"{name}: None stands for {text}." for name, text in signature.scalars]
-        return (*map(_line, signature.inputs), *flags, *scalars)
+        asked = [f"{name}: {_GUARANTEES[name]}" for name in signature.guarantees]
+        return (*map(_line, signature.inputs), *flags, *asked, *scalars)
 
     @property
     def return_lines(self) -> tuple[str, ...]:
@@ -99,11 +104,12 @@ class Function:
     def _parameters(self) -> list[str]:
         signature = self.signature
         parameters = [f"{spec.name}: Tensor" for spec in signature.inputs]
-        parameters += ["*"] if signature.flags or signature.scalars else []
+        parameters += ["*"] if _options(signature) else []
         parameters += [
             f"{name}: {_annotation(choices)} = {_literal(choices[0])}"
             for name, choices in signature.flags
         ]
+        parameters += [f"{name}: bool = False" for name in signature.guarantees]
         return parameters + [f"{name}: float | None = None" for name, _ in signature.scalars]
 
     @property
@@ -164,8 +170,7 @@ def check_backward(forward: Signature, backward: Signature, autograd: Autograd) 
     where = f"{forward.kernel}: autograd"
     outputs = _names(forward.outputs)
     gradients = tuple(f"d{name}" for name in autograd.returns)
-    options = tuple(name for name, _ in (*forward.flags, *forward.scalars))
-    backward_options = tuple(name for name, _ in (*backward.flags, *backward.scalars))
+    options, backward_options = _options(forward), _options(backward)
     for what, names, allowed in (
         ("returns", autograd.returns, outputs),
         ("input", _names(backward.inputs), (*_names(forward.inputs), *outputs, *gradients)),
@@ -178,6 +183,10 @@ def check_backward(forward: Signature, backward: Signature, autograd: Autograd) 
                 raise UsageError(
                     f"{where}: {owner}{what} {name!r} must be one of {', '.join(allowed)}"
                 )
+
+
+def _options(signature: Signature) -> tuple[str, ...]:
+    return (*signature.options, *(name for name, _ in signature.scalars))
 
 
 def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:

@@ -119,11 +119,11 @@ class Package:
 def schema(signature: Signature) -> str:
     """Return the operation's schema without its name.
 
-    Tensors are positional; flags and scalars are keywords with their defaults, where None stands
-    for a scalar's default expression.
+    Tensors are positional; flags, guarantees and scalars are keywords with their defaults, where
+    None stands for a scalar's default expression.
     """
     arguments = [f"Tensor {spec.name}" for spec in signature.inputs]
-    keywords = [_flag(name, choices[0]) for name, choices in signature.flags]
+    keywords = [_flag(name, default) for name, default in signature.options.items()]
     keywords += [f"float? {name}=None" for name, _ in signature.scalars]
     arguments += ["*", *keywords] if keywords else []
     outputs = ", ".join("Tensor" for _ in signature.outputs)

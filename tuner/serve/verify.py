@@ -19,7 +19,7 @@ from tuner.runtime.check import (
     load_problem,
     make_inputs,
 )
-from tuner.runtime.signature import Signature
+from tuner.runtime.signature import Scalar, Signature
 from tuner.runtime.variant import Variant
 
 _WORKLOAD_SEED = 0
@@ -43,7 +43,8 @@ class Verifier:
         extents, flags = dict(workload.dims), dict(workload.flags)
         case = Case(extents, flags, workload.dtype, seed=_WORKLOAD_SEED, device=device)
         self._on_workload = [Example(signature, problem, case)]
-        self._on_edges = edge_examples(signature, problem, workload.dtype, device)
+        asked = {name: True for name in signature.guarantees if flags.get(name)}
+        self._on_edges = edge_examples(signature, problem, workload.dtype, device, asked=asked)
 
     def check(self, variant: Variant) -> str | None:
         """Return what is wrong with a variant on its workload, or None."""
@@ -78,7 +79,7 @@ def check_in_place(
     outputs = [spec.name for spec in signature.outputs]
     for name in outputs:
         tensors[name].view(torch.uint8).fill_(0xFF)  # NaN in every type of float
-    options = {**case.flags, **signature.default_scalars(case.extents)}
+    options = signature.arguments(case.flags, case.extents)
     variant.bind(tensors, case.extents, options)()
     doubles = {
         name: tensor.double() if tensor.is_floating_point() else tensor
@@ -93,7 +94,12 @@ def check_in_place(
 
 
 def edge_examples(
-    signature: Signature, problem: Problem, dtype: str, device: str
+    signature: Signature,
+    problem: Problem,
+    dtype: str,
+    device: str,
+    *,
+    asked: Mapping[str, Scalar] | None = None,
 ) -> list[Example]:
     """Return the questions on small odd shapes, with every flag and unusual scalars.
 
@@ -105,8 +111,9 @@ def edge_examples(
         problem: The kernel's problem module.
         dtype: Torch's name of the element type.
         device: Torch's name of the device.
+        asked: The guarantees that variants must give.
     """
-    choices = list(flag_choices(signature))
+    choices = [{**flags, **(asked or {})} for flags in flag_choices(signature)]
     cases = (
         Case(
             shape,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.records import UsageError, Value, Workload
+from tuner.records import Candidate, UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
 from tuner.runtime.signature import Signature, TensorSpec
 from tuner.space.schema import AutogradFile, SignatureFile, read_kernel_file
@@ -68,8 +68,26 @@ class KernelSpec:
         """
         return parse_workload(self.signature, self.dtypes, text)
 
+    def lacks(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return the guarantees that a candidate does not give; all, if its template is gone."""
+        guarantees = self.signature.guarantees
+        if candidate.template not in (spec.name for spec in self.templates):
+            return guarantees
+        template = self.template(candidate.template)
+        return tuple(
+            name
+            for name in guarantees
+            if any(template.broken(candidate, {item: item == name for item in guarantees}))
+        )
+
     def feasible(
-        self, limits: Mapping[str, int], device: str, dtype: str, only: Collection[str] = ()
+        self,
+        limits: Mapping[str, int],
+        device: str,
+        dtype: str,
+        *,
+        only: Collection[str] = (),
+        flags: Mapping[str, Value] | None = None,
     ) -> FeasibleSet:
         """Return what may be tried on a device: the union of the templates that are for it.
 
@@ -78,6 +96,7 @@ class KernelSpec:
             device: Kind of the device, such as ``"cpu"``.
             dtype: Torch's name of the workload's element type.
             only: Names of the templates to keep; all when empty.
+            flags: The workload's, which may ask for guarantees.
 
         Raises:
             UsageError: If no template or no candidate is left; it names the constraint that
@@ -87,7 +106,8 @@ class KernelSpec:
         from tuner.space.feasible import FeasibleSet
 
         specs = [self.template(name) for name in only] if only else self.templates
-        values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0)}
+        asked = {name: bool((flags or {}).get(name)) for name in self.signature.guarantees}
+        values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0), **asked}
         chosen = [spec for spec in specs if device in spec.devices and dtype in spec.dtypes]
         if not chosen:
             offers = "; ".join(
@@ -100,7 +120,8 @@ class KernelSpec:
         for spec in chosen:
             _check_limits(spec, values)
         try:
-            return FeasibleSet([TemplateSet(spec, values) for spec in chosen])
+            parts = [TemplateSet(spec, values) for spec in chosen]
+            return FeasibleSet([part for part in parts if part.size] or parts)
         except ExpressionError as error:
             raise UsageError(str(error)) from error
 
@@ -119,8 +140,9 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
     file = read_kernel_file(path)
     try:
         signature = _signature(file.kernel, file.signature, f"{path.name}: signature")
+        known = [*limits, *signature.guarantees]
         templates = tuple(
-            template_spec(name, section, f"{path.name}: templates.{name}", limits)
+            template_spec(name, section, f"{path.name}: templates.{name}", known)
             for name, section in file.templates.items()
         )
         spec = KernelSpec(file.kernel, file.summary, signature, templates, {}, file.autograd, path)
@@ -143,6 +165,7 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
         scalars=tuple(section.scalars.items()),
         defaults=tuple(section.defaults.items()),
         valid=tuple(section.valid),
+        guarantees=tuple(section.guarantees),
     )
     _check_names(signature, where)
     for name, text in signature.scalars:
@@ -157,7 +180,8 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
 def _check_names(signature: Signature, where: str) -> None:
     """Refuse names that stand for two things and dims that no input has."""
     names = ["dtype", *(spec.name for spec in (*signature.inputs, *signature.outputs))]
-    names += [*signature.dims, *dict(signature.flags), *dict(signature.scalars)]
+    names += [*signature.dims, *dict(signature.flags), *signature.guarantees]
+    names += dict(signature.scalars)
     for position, name in enumerate(names):
         if name in names[:position]:
             raise UsageError(f"{where}: the name {name!r} stands for two things")

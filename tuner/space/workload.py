@@ -27,13 +27,18 @@ def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> 
     dtype = given.pop("dtype", next(iter(dtypes)))
     if dtype not in dtypes:
         raise UsageError(f"{where}: dtype={dtype} is not one of {', '.join(dtypes)}")
-    flags = {}
+    flags: dict[str, Value] = {}
     for name, choices in signature.flags:
         spelled = {format_value(choice): choice for choice in choices}
         value = given.pop(name, format_value(choices[0]))
         if value not in spelled:
             raise UsageError(f"{where}: {name}={value} is not one of {', '.join(spelled)}")
         flags[name] = spelled[value]
+    for name in signature.guarantees:
+        value = given.pop(name, "false")
+        if value not in ("false", "true"):
+            raise UsageError(f"{where}: {name}={value} is not one of false, true")
+        flags |= {name: True} if value == "true" else {}
     try:
         dims = _dims(signature, given, where)
         signature.check(dims)
@@ -44,7 +49,7 @@ def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> 
 
 def _pairs(signature: Signature, text: str, where: str) -> dict[str, str]:
     """Return the given names and values."""
-    known = (*signature.dims, *(name for name, _ in signature.flags), "dtype")
+    known = (*signature.dims, *signature.options, "dtype")
     pairs: dict[str, str] = {}
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
