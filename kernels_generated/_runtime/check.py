@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .guard import GuardedTensor
-from .signature import Scalar, Signature, TensorSpec
+from .signature import Scalar, Signature, TensorSpec, open_ended
 from .triton_module import import_file
 from .variant import Variant
 
@@ -178,10 +178,16 @@ def _changed_bits(
 
 
 def flag_choices(signature: Signature) -> Iterator[dict[str, Scalar]]:
-    """Yield every combination of the choices of a signature's flags."""
-    names = [name for name, _ in signature.flags]
-    for values in itertools.product(*(choices for _, choices in signature.flags)):
-        yield dict(zip(names, values, strict=True))
+    """Yield every combination of the choices of a signature's flags.
+
+    Of flags that may be any number, the first examples go together, and the second ones, ...
+    """
+    numbers = {name: choices for name, choices in signature.flags if open_ended(choices)}
+    others = {name: choices for name, choices in signature.flags if name not in numbers}
+    examples = list(zip(*numbers.values(), strict=True)) or [()]
+    for example, *values in itertools.product(examples, *others.values()):
+        chosen = dict(zip((*numbers, *others), (*example, *values), strict=True))
+        yield {name: chosen[name] for name, _ in signature.flags}
 
 
 def element_type(spec: TensorSpec, dtype: str) -> torch.dtype:

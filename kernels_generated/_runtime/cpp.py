@@ -162,7 +162,8 @@ class CppVariant:
     """A compiled C++ kernel, called by position through its C ABI.
 
     The C function takes pointers to the inputs and outputs, then the dims as int64_t, the flags
-    as int32_t (0 and 1 for booleans, else the index of the choice) and the scalars as double.
+    as int32_t (0 and 1 for booleans, a whole number as it is, else the index of the choice) and
+    the scalars as double.
 
     Args:
         signature: Signature of the kernel; its name is the entry point.
@@ -210,4 +211,4 @@ class CppVariant:
 
 
 def _flag_code(value: Scalar, choices: tuple[Scalar, ...]) -> int:
-    return int(value) if isinstance(value, bool) else choices.index(value)
+    return int(value) if isinstance(value, int) else choices.index(value)

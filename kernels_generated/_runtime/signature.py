@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .expression import Expression
 
@@ -41,7 +41,8 @@ class Signature:
         kernel: Name of the kernel.
         inputs: Tensors that a variant reads, in call order.
         outputs: Tensors that a variant writes, in call order.
-        flags: Names and choices of the options that belong to the workload; default first.
+        flags: Names and choices of the options that belong to the workload; default first. One
+            with whole numbers may be any from the least of them, and the choices are examples.
         scalars: Names of run-time numbers with their default as an expression over dims.
         defaults: Dims that a workload may leave out, with the expression that stands in.
         valid: Conditions over dims that every workload satisfies.
@@ -179,10 +180,10 @@ class Signature:
             )
         complete = {name: flags.get(name, choices[0]) for name, choices in self.flags}
         for name, choices in self.flags:
-            if complete[name] not in choices:
+            if not allowed(complete[name], choices):
                 raise ValueError(
-                    f"{self.kernel}: {name} must be one of "
-                    f"{', '.join(map(repr, choices))}, but got {complete[name]!r}"
+                    f"{self.kernel}: {name} must be {spell_choices(choices)}, "
+                    f"but got {complete[name]!r}"
                 )
         return complete | {name: True for name in self.guarantees if flags.get(name)}
 
@@ -203,6 +204,27 @@ class Signature:
             name: float(expression(text, self.kernel).evaluate(extents))
             for name, text in self.scalars
         }
+
+
+def open_ended(choices: tuple[Scalar, ...]) -> TypeGuard[tuple[int, ...]]:
+    """Return whether a flag's choices are whole numbers: examples of what it may be."""
+    return all(map(_whole, choices))
+
+
+def allowed(value: Scalar, choices: tuple[Scalar, ...]) -> bool:
+    """Return whether a flag with these choices may have a value."""
+    return _whole(value) and value >= min(choices) if open_ended(choices) else value in choices
+
+
+def spell_choices(choices: tuple[Scalar, ...]) -> str:
+    """Return what a flag may be, in words."""
+    if open_ended(choices):
+        return f"a whole number from {min(choices)}"
+    return f"one of {', '.join(map(repr, choices))}"
+
+
+def _whole(value: Scalar) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @cache

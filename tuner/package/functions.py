@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import UsageError
-from tuner.runtime.signature import Scalar, Signature, TensorSpec
+from tuner.runtime.signature import Scalar, Signature, TensorSpec, open_ended, spell_choices
 
 _LINE_LENGTH = 99
 
@@ -83,9 +83,7 @@ class Function:
     def argument_lines(self) -> tuple[str, ...]:
         """Its docstring's lines on the arguments."""
         signature = self.signature
-        flags = [
-            f"{name}: {' or '.join(map(_literal, choices))}." for name, choices in signature.flags
-        ]
+        flags = [f"{name}: {_choices(choices)}." for name, choices in signature.flags]
         scalars = [f"{name}: None stands for {text}." for name, text in signature.scalars]
         asked = [f"{name}: {_GUARANTEES[name]}" for name in signature.guarantees]
         return (*map(_line, signature.inputs), *flags, *asked, *scalars)
@@ -98,7 +96,8 @@ class Function:
     @property
     def has_literals(self) -> bool:
         """Whether a type of its parameters is a Literal."""
-        return any(not isinstance(choices[0], bool) for _, choices in self.signature.flags)
+        kinds = (_annotation(choices) for _, choices in self.signature.flags)
+        return any(kind.startswith("Literal") for kind in kinds)
 
     @property
     def _parameters(self) -> list[str]:
@@ -196,7 +195,13 @@ def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 def _annotation(choices: tuple[Scalar, ...]) -> str:
     if isinstance(choices[0], bool):
         return "bool"
+    if open_ended(choices):
+        return "int"
     return f"Literal[{', '.join(map(_literal, choices))}]"
+
+
+def _choices(choices: tuple[Scalar, ...]) -> str:
+    return spell_choices(choices) if open_ended(choices) else " or ".join(map(_literal, choices))
 
 
 def _literal(value: Scalar) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tuner.records import Candidate, UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
-from tuner.runtime.signature import Signature, TensorSpec
+from tuner.runtime.signature import Signature, TensorSpec, open_ended
 from tuner.space.schema import AutogradFile, SignatureFile, read_kernel_file
 from tuner.space.template import ITEMSIZES, TemplateSpec, template_spec
 from tuner.space.workload import parse_workload
@@ -168,6 +168,12 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
         guarantees=tuple(section.guarantees),
     )
     _check_names(signature, where)
+    numbers = {name: choices for name, choices in signature.flags if open_ended(choices)}
+    if len({len(choices) for choices in numbers.values()}) > 1:
+        raise UsageError(
+            f"{where}.flags: {', '.join(numbers)} must have as many examples each: they are tried "
+            "together"
+        )
     for name, text in signature.scalars:
         Expression(text, f"{where}.scalars.{name}", signature.dims)
     for name, text in signature.defaults:
