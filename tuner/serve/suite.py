@@ -133,10 +133,12 @@ class Question(Example):
 def _varied(problem: Any, entry: Entry) -> Any:
     """Return a problem whose inputs and tolerance know what an entry varies."""
     options = {**entry["options"], **entry["scalars"]}
-    if not hasattr(problem, "inputs") or not options:
+    if not options:
         return problem
-    return SimpleNamespace(
+    varied = SimpleNamespace(
         reference=problem.reference,
-        inputs=lambda *arguments: problem.inputs(*arguments, **options),
         tolerance=lambda *arguments: problem.tolerance(*arguments, **options),
     )
+    if hasattr(problem, "inputs"):
+        varied.inputs = lambda *arguments: problem.inputs(*arguments, **options)
+    return varied
