@@ -197,6 +197,13 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     PERSISTENT=(True, True, False),
     PROGRAMS=(2, 1),
 )
+VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
+    {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
+    PINGPONG=(True, False),
+    MASKING=("split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, False),
+)
 
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
 ATTENTION_SHAPES = [
@@ -285,7 +292,7 @@ def interpreted() -> list[tuple[str, str, int]]:
         for (kernel, template), variants in VARIANTS.items()
         for number, parameters in enumerate(variants)
         # the interpreter's conversions to fp8 lose carries
-        if template != "gluon_sm90" and parameters.get("CONVERSION") != "native"
+        if not template.startswith("gluon") and parameters.get("CONVERSION") != "native"
     ]
 
 
@@ -488,6 +495,8 @@ def resources(spec, path: Path, target: str):
     from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
+    if "_wide_" in path.name:
+        workload = workload.replace("D=128", "D=256")
     task = BuildTask(
         path=path,
         signature=spec.signature,
