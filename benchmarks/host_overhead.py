@@ -105,7 +105,7 @@ class Subject:
         )
         path = self.folder / choice.arch / choice.file
         variant = load_variant(self.signature, choice.language, path=path)
-        options = {**case.flags, **self.signature.default_scalars(extents)}
+        options = self.signature.arguments(case.flags, extents)
         shapes = [
             (spec.name, shape, element_type(spec, case.dtype))
             for spec, shape in self.signature.shapes(self.signature.outputs, extents)

@@ -46,7 +46,13 @@ _softmax_backward = _package.register("softmax_backward")
 
 @_package.operation("attention_forward")
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    deterministic: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
 
@@ -57,12 +63,13 @@ def attention(
         k: [B, KV, T, D].
         v: [B, KV, T, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
         o: [B, H, S, D].
     """
-    o, _lse = _attention_forward(q, k, v, causal=causal, scale=scale)
+    o, _lse = _attention_forward(q, k, v, causal=causal, deterministic=deterministic, scale=scale)
     return o
 
 
@@ -76,6 +83,7 @@ def attention_backward(
     do: Tensor,
     *,
     causal: bool = False,
+    deterministic: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of attention, with the probabilities computed anew from Q, K and lse.
@@ -88,6 +96,7 @@ def attention_backward(
         lse: [B, H, S], float32.
         do: [B, H, S, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
@@ -95,13 +104,21 @@ def attention_backward(
         dk: [B, KV, T, D].
         dv: [B, KV, T, D].
     """
-    dq, dk, dv = _attention_backward(q, k, v, o, lse, do, causal=causal, scale=scale)
+    dq, dk, dv = _attention_backward(
+        q, k, v, o, lse, do, causal=causal, deterministic=deterministic, scale=scale
+    )
     return dq, dk, dv
 
 
 @_package.operation("attention_forward")
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    deterministic: bool = False,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """O = softmax(scale * Q K^T) V, with the log-sum-exp of each row of scores.
 
@@ -110,13 +127,14 @@ def attention_forward(
         k: [B, KV, T, D].
         v: [B, KV, T, D].
         causal: False or True.
+        deterministic: True asks for equal bits in every run, as torch's own setting does.
         scale: None stands for D ** -0.5.
 
     Returns:
         o: [B, H, S, D].
         lse: [B, H, S], float32.
     """
-    o, lse = _attention_forward(q, k, v, causal=causal, scale=scale)
+    o, lse = _attention_forward(q, k, v, causal=causal, deterministic=deterministic, scale=scale)
     return o, lse
 
 
@@ -143,7 +161,9 @@ def matmul(
     Returns:
         c: [M, N].
     """
-    c: Tensor = _matmul(a, b, bias, activation=activation, transposed_b=transposed_b, allow_tf32=allow_tf32)
+    c: Tensor = _matmul(
+        a, b, bias, activation=activation, transposed_b=transposed_b, allow_tf32=allow_tf32
+    )
     return c
 
 

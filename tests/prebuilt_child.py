@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
         spec.name: torch.empty(shape, dtype=getattr(torch, spec.dtype or workload["dtype"]))
         for spec, shape in signature.shapes(specs, dims)
     }
-    options = {**workload["flags"], **signature.default_scalars(dims)}
+    options = signature.arguments(workload["flags"], dims)
     own.variant(Path(file), "triton").bind(tensors, dims, options)()
     print(json.dumps(card.loaded))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cover import LIMITS, cover
-from test_triton_templates import CATALOG, compiled, resources, write
+from test_triton_templates import CATALOG, VARIANTS, compiled, resources, write
 
 from tuner.children.task import Compiled
 from tuner.records import Candidate, Resources
@@ -30,6 +30,10 @@ SHAPES = [
     {"B": 1, "H": 4, "S": 150, "D": 64, "KV": 2, "T": 131},
     {"B": 1, "H": 1, "S": 70, "D": 96, "KV": 1, "T": 400},
     {"B": 2, "H": 1, "S": 1, "D": 40, "KV": 1, "T": 1},
+]
+WIDE = [
+    {"B": 1, "H": 2, "S": 150, "D": 256, "KV": 1, "T": 131},
+    {"B": 1, "H": 1, "S": 70, "D": 136, "KV": 1, "T": 200},
 ]
 POINTERS = [{"B": 1, "H": 2, "S": 17, "D": 136, "KV": 1, "T": 20}]
 PAIRED = (
@@ -113,6 +117,12 @@ def test_what_tma_cannot_move_is_right(report, kernel):
     assert report[kernel]["pointers"] is None
 
 
+def test_wide_heads_are_right(report):
+    faults = report["attention_forward"]["wide"]
+    assert len(faults) == len(VARIANTS["attention_forward", "gluon_sm90_wide"])
+    assert set(faults) == {None}
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_emulator_sees_every_mistake(report, kernel):
     found = report[kernel]["mistakes"]
@@ -179,6 +189,7 @@ def emulate(kernel: str, folder: Path) -> dict:
         "pointers": fault(kernel, paths[0], POINTERS)
         or fault(kernel, paths[0], SHAPES[1:2], misaligned=True),
         "mistakes": wrong,
+        "wide": wide(folder) if kernel == "attention_forward" else [],
     }
 
 
@@ -190,6 +201,14 @@ def mistakes(kernel: str, default: Path, folder: Path) -> list[tuple[str, tuple[
         text = write(kernel, TEMPLATE, dict(pair.parameters), folder).read_text()
         found += [(text, mistake) for mistake in PAIRED]
     return found
+
+
+def wide(folder: Path) -> list[str | None]:
+    """Return what is wrong with each variant for wide heads, on those and on narrower ones."""
+    template = "gluon_sm90_wide"
+    variants = VARIANTS["attention_forward", template]
+    paths = [write("attention_forward", template, values, folder) for values in variants]
+    return [fault("attention_forward", path, WIDE + SHAPES[1:]) for path in paths]
 
 
 _examples: dict[str, object] = {}

@@ -134,6 +134,20 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
         MASKING=("always", "split"),
         ORDER=("heads", "tiles"),
     ),
+    **{
+        (kernel, "triton"): product(
+            {"BLOCK_M": 16, "BLOCK_N": 16, "NUM_WARPS": 4, "NUM_STAGES": 2},
+            MASKING=("split", "always"),
+            ORDER=("heads", "tiles"),
+        )
+        for kernel in ("attention_window_forward", "attention_varlen_forward")
+    },
+    **{
+        (kernel, "triton"): product(
+            {**KEYS, **QUERIES}, MASKING=("split", "always"), ORDER=("heads", "tiles")
+        )
+        for kernel in ("attention_window_backward", "attention_varlen_backward")
+    },
     ("moe_dispatch", "triton"): product(
         {**EXCHANGE, "SEND_PROGRAMS": 2},
         BUFFERING=("double", "acknowledged", "double", "acknowledged"),
@@ -200,6 +214,13 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     PERSISTENT=(True, True, False),
     PROGRAMS=(2, 1),
 )
+VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
+    {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
+    PINGPONG=(True, False),
+    MASKING=("split", "always"),
+    ORDER=("heads", "tiles"),
+    PERSISTENT=(True, False),
+)
 
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]
 ATTENTION_SHAPES = [
@@ -207,6 +228,12 @@ ATTENTION_SHAPES = [
     {"B": 1, "H": 2, "S": 37, "D": 16, "KV": 1, "T": 53},
     {"B": 1, "H": 1, "S": 40, "D": 24, "KV": 1, "T": 19},
     {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
+]
+VARLEN_SHAPES = [
+    {"N": 1, "H": 1, "D": 1, "M": 1, "KV": 1, "C": 2},
+    {"N": 53, "H": 2, "D": 16, "M": 53, "KV": 1, "C": 4},
+    {"N": 61, "H": 1, "D": 24, "M": 40, "KV": 1, "C": 12},
+    {"N": 3, "H": 1, "D": 8, "M": 0, "KV": 1, "C": 3},
 ]
 EXCHANGE_SHAPE = {"RANKS": 2, "TOKENS": 3, "TOPK": 3, "EXPERTS": 4}
 SHAPES = {
@@ -218,6 +245,10 @@ SHAPES = {
     ],
     "attention_forward": ATTENTION_SHAPES,
     "attention_backward": ATTENTION_SHAPES,
+    "attention_window_forward": ATTENTION_SHAPES,
+    "attention_window_backward": ATTENTION_SHAPES,
+    "attention_varlen_forward": VARLEN_SHAPES,
+    "attention_varlen_backward": VARLEN_SHAPES,
     "moe_dispatch": [{**EXCHANGE_SHAPE, "GROUPS": 3, "CHANNELS": 128}],
     "moe_combine": [{**EXCHANGE_SHAPE, "HIDDEN": 384}],
 }
@@ -231,7 +262,7 @@ FLAGS = {
     ],
 }
 DTYPES = {
-    **{"attention_forward": ("float16",), "attention_backward": ("float16",)},
+    **dict.fromkeys((kernel for kernel in SHAPES if kernel.startswith("att")), ("float16",)),
     **{"moe_dispatch": ("bfloat16",), "moe_combine": ("bfloat16",)},
 }
 
@@ -241,10 +272,22 @@ COMPILED = {
     ("attention_backward", "triton"): {"KV_BLOCK_N": 64, "Q_BLOCK_M": 64},
     ("attention_backward", "triton_add"): {"KV_BLOCK_N": 64},
 }
+COMPILED |= {
+    (f"attention_{kind}_backward", "triton"): {"KV_BLOCK_N": 64, "Q_BLOCK_M": 64}
+    for kind in ("window", "varlen")
+}
 COMPILED_WORKLOADS = {
     "matmul": "M=1024,N=1024,K=1024",
     "attention_forward": "B=1,H=4,KV=2,S=1024,D=128,causal=true",
     "attention_backward": "B=1,H=4,KV=2,S=1024,D=128,causal=true",
+    **dict.fromkeys(
+        ("attention_window_forward", "attention_window_backward"),
+        "B=1,H=4,KV=2,S=1024,D=128,causal=true,window_left=255",
+    ),
+    **dict.fromkeys(
+        ("attention_varlen_forward", "attention_varlen_backward"),
+        "N=2048,H=4,KV=2,D=128,C=9,causal=true",
+    ),
     "moe_dispatch": "RANKS=2,TOKENS=128,GROUPS=56,TOPK=8,EXPERTS=256,fp8=true",
     "moe_combine": "RANKS=2,TOKENS=128,HIDDEN=7168,TOPK=8,EXPERTS=256",
 }
@@ -276,7 +319,7 @@ def interpreted() -> list[tuple[str, str, int]]:
         for (kernel, template), variants in VARIANTS.items()
         for number, parameters in enumerate(variants)
         # the interpreter's conversions to fp8 lose carries
-        if template != "gluon_sm90" and parameters.get("CONVERSION") != "native"
+        if not template.startswith("gluon") and parameters.get("CONVERSION") != "native"
     ]
 
 
@@ -527,6 +570,8 @@ def task_of(spec, path: Path, target: str, more: str):
     from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
+    if "_wide_" in path.name:
+        workload = workload.replace("D=128", "D=256")
     return BuildTask(
         path=path,
         signature=spec.signature,

@@ -129,7 +129,8 @@ def subject_of(
     catalog: Catalog, device: DeviceInfo, spec: KernelSpec, workload: Workload
 ) -> Subject:
     """Return one workload with what is needed to tune for it."""
-    feasible = spec.feasible(dict(device.limits), device.kind, workload.dtype)
+    limits, flags = dict(device.limits), dict(workload.flags)
+    feasible = spec.feasible(limits, device.kind, workload.dtype, flags=flags)
     for part in feasible.templates:
         catalog.template_path(spec.kernel, part.spec.name, part.spec.language)
     task = Task(spec.signature.to_json(), catalog.problem_path(spec.kernel), workload, device)
@@ -148,6 +149,7 @@ def frozen_kernel(catalog: Catalog, spec: KernelSpec) -> FrozenKernel:
         problem=catalog.problem_path(spec.kernel),
         dtypes={template.name: tuple(template.dtypes) for template in spec.templates},
         autograd=autograd,
+        lacks=spec.lacks,
     )
 
 

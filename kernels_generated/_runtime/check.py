@@ -10,14 +10,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from .guard import GuardedTensor
 from .signature import Scalar, Signature, TensorSpec
 from .triton_module import import_file
 from .variant import Variant
-
-GUARD_BYTES = 4096
-"""What lies on each side of a tensor under test: a write past its ends lands there."""
-
-_FILL = 0xFF  # as bytes of any float: NaN, so what is read out of bounds or left out shows
 
 
 class Problem(Protocol):
@@ -73,35 +69,6 @@ class Case:
         return ",".join([*parts, f"dtype={self.dtype}", f"seed={self.seed}"])
 
 
-class GuardedTensor:
-    """A tensor of NaN between two regions that nobody may write to.
-
-    Args:
-        shape: Shape of the tensor.
-        dtype: Its element type.
-        case: Gives the device and the alignment.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, case: Case) -> None:
-        self._begin = GUARD_BYTES + (dtype.itemsize if case.misaligned else 0)
-        self._end = self._begin + dtype.itemsize * torch.Size(shape).numel()
-        self.buffer = torch.full(
-            (self._end + GUARD_BYTES,), _FILL, dtype=torch.uint8, device=case.device
-        )
-        self.tensor = self.buffer[self._begin : self._end].view(dtype).view(shape)
-
-    def stray_write(self) -> str | None:
-        """Return where the guards were written to, if they were."""
-        for side, guard in (
-            ("before its start", self.buffer[: self._begin].flip(0)),
-            ("after its end", self.buffer[self._end :]),
-        ):
-            touched = (guard != _FILL).nonzero()
-            if len(touched):
-                return f"{len(touched)} bytes {side}, the nearest {int(touched[0]) + 1} away"
-        return None
-
-
 class Example:
     """The inputs of a case and the outputs that they must give, for any number of variants.
 
@@ -113,18 +80,17 @@ class Example:
 
     def __init__(self, signature: Signature, problem: Problem, case: Case) -> None:
         self.signature, self.case = signature, case
-        scalars = {**signature.default_scalars(case.extents), **case.scalars}
-        self.options: dict[str, Scalar] = {**case.flags, **scalars}
+        self.options = {**signature.arguments(case.flags, case.extents), **case.scalars}
         self._inputs = _guarded_inputs(signature, problem, case)
         self._pristine = {name: item.buffer.clone() for name, item in self._inputs.items()}
         self._tolerance = problem.tolerance(case.extents, case.flags, case.dtype)
         doubles = {name: _double(item.tensor) for name, item in self._inputs.items()}
-        self._expected = problem.reference(**{**self.options, **doubles})
+        self._expected = problem.reference(**doubles, **self.options)
 
     def bind(self, variant: Variant) -> tuple[Callable[[], None], Mapping[str, GuardedTensor]]:
         """Return the call of a variant on outputs of its own, and those outputs, full of NaN."""
         outputs = {
-            spec.name: GuardedTensor(shape, element_type(spec, self.case.dtype), self.case)
+            spec.name: _guarded(shape, element_type(spec, self.case.dtype), self.case)
             for spec, shape in self.signature.shapes(self.signature.outputs, self.case.extents)
         }
         inputs = {name: item.tensor for name, item in self._inputs.items()}
@@ -141,8 +107,17 @@ class Example:
         """
         call, outputs = self.bind(variant)
         call()
-        reason = self._changed_input() or self._wrong_output(outputs)
+        reason = self.fault(variant, outputs)
         return f"{reason} ({self.case})" if reason else None
+
+    def fault(self, variant: Variant, outputs: Mapping[str, GuardedTensor]) -> str | None:
+        """Return what is wrong with a variant that has run, or None."""
+        reason = self._changed_input() or self._wrong_output(outputs)
+        if reason or not self.case.flags.get("deterministic"):
+            return reason
+        call, again = self.bind(variant)
+        call()
+        return next(filter(None, (_changed_bits(name, outputs, again) for name in outputs)), None)
 
     def _changed_input(self) -> str | None:
         for name, item in self._inputs.items():
@@ -195,6 +170,14 @@ def difference(got: Tensor, expected: Tensor, *, rtol: float, atol: float) -> st
     )
 
 
+def _changed_bits(
+    name: str, before: Mapping[str, GuardedTensor], after: Mapping[str, GuardedTensor]
+) -> str | None:
+    """Return how an output of two equal runs differs, or None."""
+    changed = int((before[name].buffer != after[name].buffer).sum())
+    return f"{name} differs in {changed} bytes from run to run" if changed else None
+
+
 def element_type(spec: TensorSpec, dtype: str) -> torch.dtype:
     """Return the element type of a tensor in a workload of some dtype."""
     return cast(torch.dtype, getattr(torch, spec.dtype or dtype))
@@ -227,9 +210,13 @@ def _guarded_inputs(
 ) -> dict[str, GuardedTensor]:
     guarded = {}
     for name, tensor in make_inputs(signature, problem, case).items():
-        guarded[name] = GuardedTensor(tuple(tensor.shape), tensor.dtype, case)
+        guarded[name] = _guarded(tuple(tensor.shape), tensor.dtype, case)
         guarded[name].tensor.copy_(tensor)
     return guarded
+
+
+def _guarded(shape: tuple[int, ...], dtype: torch.dtype, case: Case) -> GuardedTensor:
+    return GuardedTensor(shape, dtype, device=case.device, misaligned=case.misaligned)
 
 
 def _double(tensor: Tensor) -> Tensor:

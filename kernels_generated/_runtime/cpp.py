@@ -162,8 +162,8 @@ class CppVariant:
     """A compiled C++ kernel, called by position through its C ABI.
 
     The C function takes pointers to the inputs and outputs (null where an optional input is left
-    out), then the dims as int64_t, the flags and options as int32_t (0 and 1 for booleans, else
-    the index of the choice) and the scalars as double.
+    out), then the dims as int64_t, the flags and options as int32_t (0 and 1 for booleans, a whole
+    number as it is, else the index of the choice) and the scalars as double.
 
     Args:
         signature: Signature of the kernel; its name is the entry point.
@@ -175,7 +175,7 @@ class CppVariant:
     def __init__(self, signature: Signature, library: Path) -> None:
         self._names = tuple(spec.name for spec in (*signature.inputs, *signature.outputs))
         self._dims = signature.dims
-        self._flags = signature.keywords
+        self._flags = (*signature.flags, *signature.options)
         self._scalars = tuple(name for name, _ in signature.scalars)
         entry = getattr(ctypes.CDLL(str(library)), signature.kernel)
         entry.restype = None
@@ -215,4 +215,4 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _flag_code(value: Scalar, choices: tuple[Scalar, ...]) -> int:
-    return int(value) if isinstance(value, bool) else choices.index(value)
+    return int(value) if isinstance(value, int) else choices.index(value)

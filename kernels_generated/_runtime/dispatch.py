@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from .architecture import architecture, device_kind
-from .signature import Scalar, Signature
+from .signature import GUARANTEES, Scalar, Signature
 
 MANIFEST = "manifest.json"
 
@@ -74,6 +74,11 @@ class Entry:
             for dim, extent in self.dims.items()
         )
 
+    def unlike(self, flags: Mapping[str, Scalar]) -> int:
+        """Return 0 for equal flags, 1 if they differ in guarantees only, else 2."""
+        differ = {name for name, _ in self.flags.items() ^ flags.items()}
+        return 0 if not differ else 1 if differ.issubset(GUARANTEES) else 2
+
     def __str__(self) -> str:
         """Return the command line's form of the workload."""
         values = {**self.dims, **self.flags, "dtype": self.dtype}
@@ -101,15 +106,16 @@ class Manifest:
     ) -> Choice | None:
         """Return the choice for a workload on the manifest's architecture.
 
-        The exact workload; else the nearest one (`Entry.distance`) of the same dtype and flags;
-        else the nearest of the same dtype; else the default of that dtype; else None.
+        The exact workload; else, among those of the same dtype whose variants give the
+        guarantees that are asked for, the nearest (`Entry.distance`) with the same flags; else
+        the nearest; else the default of that dtype; else None.
         """
-        same_dtype = [entry for entry in self.entries if entry.dtype == dtype]
-        same_flags = [entry for entry in same_dtype if entry.flags == flags]
-        candidates = same_flags or same_dtype
+        candidates = [
+            entry for entry in self.entries if entry.dtype == dtype and gives(entry.data, flags)
+        ]
         if not candidates:
-            return self.default(dtype)
-        entry = min(candidates, key=lambda entry: entry.distance(extents))
+            return self.default(dtype, flags)
+        entry = min(candidates, key=lambda entry: (entry.unlike(flags), entry.distance(extents)))
         exact = entry.flags == flags and entry.dims == extents
         measurement = entry.data["measurement"]
         return Choice(
@@ -119,10 +125,10 @@ class Manifest:
             *(measurement[key] for key in ("median_ms", "low_ms", "high_ms")),
         )
 
-    def default(self, dtype: str) -> Choice | None:
+    def default(self, dtype: str, flags: Mapping[str, Scalar]) -> Choice | None:
         """Return the default candidate's variant for a dtype, or None where nothing serves it."""
         data = self.data["defaults"].get(dtype)
-        return Choice(*self._names(data), "default") if data else None
+        return Choice(*self._names(data), "default") if data and gives(data, flags) else None
 
     def _names(self, data: Mapping[str, Any]) -> tuple[str, str, str, str]:
         return self.data["kernel"], self.folder.name, data["file"], data["language"]
@@ -158,7 +164,7 @@ class Dispatch:
         """Return the choice for a call; a device that was not tuned for gets a default.
 
         Raises:
-            NotImplementedError: No variant serves the device or the dtype.
+            NotImplementedError: No variant serves the device, the dtype and the guarantees.
         """
         arch, kind = architecture(device), device_kind(device)
         found: Choice | None = None
@@ -166,11 +172,12 @@ class Dispatch:
             if manifest.folder.name == arch:
                 found = manifest.choose(extents, dtype, flags)
         if found is None:
-            found = next(self._foreign_defaults(dtype, kind), None)
+            found = next(self._foreign_defaults(dtype, kind, flags), None)
             if found is not None:
                 self._warn(dtype, arch, kind)
         if found is None:
-            raise NotImplementedError(self._no_variant(dtype, arch, kind))
+            asked = [name for name in self.signature.guarantees if flags.get(name)]
+            raise NotImplementedError(self._no_variant(" ".join([*asked, dtype]), arch, kind))
         return found
 
     def only_dtype(self, device: torch.device) -> str:
@@ -190,11 +197,13 @@ class Dispatch:
             f"{', '.join(sorted(served)) or 'none'}"
         )
 
-    def _foreign_defaults(self, dtype: str, kind: str) -> Iterator[Choice]:
+    def _foreign_defaults(
+        self, dtype: str, kind: str, flags: Mapping[str, Scalar]
+    ) -> Iterator[Choice]:
         """Yield the defaults of the kind's other architectures, the latest frozen first."""
         manifests = [manifest for manifest in self.manifests if manifest.kind == kind]
         for manifest in sorted(manifests, key=_date, reverse=True):
-            if default := manifest.default(dtype):
+            if default := manifest.default(dtype, flags):
                 yield default
 
     def _warn(self, dtype: str, arch: str, kind: str) -> None:
@@ -219,6 +228,11 @@ class Dispatch:
             f"{', '.join(served) or 'none'}; `tune {self.signature.kernel} --device {kind}` "
             "makes one where a template serves that dtype"
         )
+
+
+def gives(variant: Mapping[str, Any], flags: Mapping[str, Scalar]) -> bool:
+    """Return whether a manifest's variant gives the guarantees that flags ask for."""
+    return not any(flags.get(name) for name in variant.get("lacks", ()))
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -56,6 +56,7 @@ class Kernel:
         self.dispatch = Dispatch(package, folder, signature)
         self._inputs = tuple(spec.name for spec in signature.inputs)
         self._flags = {name: choices[0] for name, choices in signature.keywords}
+        self._deterministic = "deterministic" in signature.guarantees
         self._scalars = tuple(name for name, _ in signature.scalars)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._variants: dict[Path, Variant] = {}
@@ -66,9 +67,12 @@ class Kernel:
 
         Args:
             inputs: The inputs in the signature's order, None where an optional one is left out.
-            options: Flags and scalars; a scalar that is None takes its default expression.
+            options: Flags, options, guarantees and scalars; a scalar that is None takes its
+                default expression.
         """
         inputs = padded(self.signature, inputs)
+        if self._deterministic and torch.are_deterministic_algorithms_enabled():
+            options["deterministic"] = True
         flags = tuple([options.get(name, default) for name, default in self._flags.items()])
         key = (flags, *(item is not None and _kind(item) for item in inputs))
         plan = self._plans.get(key)
@@ -104,7 +108,7 @@ class Kernel:
                 for this kind of device, or is served there.
             device: A device; None stands for the accelerator, where something is frozen for one
                 and one is here, else the CPU.
-            values: Extents of the dims and values of the flags.
+            values: Extents of the dims and values of the flags and guarantees.
         """
         flag_names = set(dict(self.signature.choices))
         extents = {name: value for name, value in values.items() if name not in flag_names}
@@ -163,7 +167,7 @@ class Kernel:
             variant,
             extents,
             outputs,
-            {**flags, **signature.default_scalars(extents)} if variant is not None else {},
+            signature.arguments(flags, extents) if variant is not None else {},
             tuple(name for name in given if name not in strided),
             first.device,
         )

@@ -119,8 +119,8 @@ class Package:
 def schema(signature: Signature) -> str:
     """Return the operation's schema without its name.
 
-    Tensors are positional; flags and scalars are keywords with their defaults, where None stands
-    for a scalar's default expression or an input that is left out.
+    Tensors are positional; flags, options, guarantees and scalars are keywords with their
+    defaults, where None stands for a scalar's default expression or an input that is left out.
     """
     arguments = [
         f"Tensor? {spec.name}=None" if spec.optional else f"Tensor {spec.name}"

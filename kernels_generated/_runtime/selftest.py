@@ -15,7 +15,7 @@ import torch
 from .architecture import architecture, device_kind
 from .cases import edge_cases
 from .check import Case, Example, Problem, load_problem
-from .dispatch import Entry, Manifest
+from .dispatch import Entry, Manifest, gives
 from .kernel import Kernel
 from .operations import Package
 from .timing import compare
@@ -90,7 +90,8 @@ class KernelTest:
         """Return the verdict on a file over the problem's edge shapes and all flags."""
         signature = self.kernel.signature
         cases = []
-        for _, extents, choices in edge_cases(signature, self.problem):
+        given = [name for name in signature.guarantees if gives(item, {name: True})]
+        for _, extents, choices in edge_cases(signature, self.problem, given):
             # another scale than the default shows a variant that ignores its argument
             scalars = {
                 name: 0.75 * value for name, value in signature.default_scalars(extents).items()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .expression import Expression
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import torch
 
 Scalar = bool | int | float | str
+Flags = tuple[tuple[str, tuple[Scalar, ...]], ...]
+
+GUARANTEES = ("deterministic",)
+"""What kernels may offer to guarantee. ``deterministic``: equal bits in every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +53,26 @@ class Signature:
         kernel: Name of the kernel.
         inputs: Tensors that a variant reads, in call order.
         outputs: Tensors that a variant writes, in call order.
-        flags: Names and choices of the options that belong to the workload; default first.
+        flags: Names and choices of the options that belong to the workload; default first. One
+            with whole numbers may be any from the least of them, and the choices are examples.
         options: More of them, which a workload and a call of a variant leave out where they have
             their default.
         scalars: Names of run-time numbers with their default as an expression over dims.
         defaults: Dims that a workload may leave out, with the expression that stands in.
         valid: Conditions over dims that every workload satisfies.
+        guarantees: Names of what a workload may ask of its variant beyond right outputs, of
+            `GUARANTEES`; a variant is not told.
     """
 
     kernel: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    flags: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
-    options: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
+    flags: Flags = ()
+    options: Flags = ()
     scalars: tuple[tuple[str, str], ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     valid: tuple[str, ...] = ()
+    guarantees: tuple[str, ...] = ()
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -73,15 +81,15 @@ class Signature:
         return tuple(dict.fromkeys(dim for shape in shapes for dim in shape))
 
     @property
-    def keywords(self) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
-        """The flags and options: what a call gives by name, with its choices."""
-        return (*self.flags, *self.options)
+    def keywords(self) -> Flags:
+        """The flags, options and guarantees: what a call gives by name, with its choices."""
+        return (*self.flags, *self.options, *_switches(self.guarantees))
 
     @property
-    def choices(self) -> tuple[tuple[str, tuple[Scalar, ...]], ...]:
+    def choices(self) -> Flags:
         """All that a workload's flags may say: the keywords, and which optional inputs it has."""
-        given = ((spec.name, (False, True)) for spec in self.inputs if spec.optional)
-        return (*self.flags, *given, *self.options)
+        given = _switches(spec.name for spec in self.inputs if spec.optional)
+        return (*self.flags, *given, *self.options, *_switches(self.guarantees))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
@@ -95,10 +103,12 @@ class Signature:
             tuple(data["scalars"].items()),
             tuple(data["defaults"].items()),
             tuple(data["valid"]),
+            tuple(data.get("guarantees", ())),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists and dictionaries that say the same; their order has a meaning."""
+        guarantees = {"guarantees": list(self.guarantees)} if self.guarantees else {}
         return {
             "kernel": self.kernel,
             "inputs": [_json_of(spec) for spec in self.inputs],
@@ -112,6 +122,7 @@ class Signature:
             "scalars": dict(self.scalars),
             "defaults": dict(self.defaults),
             "valid": list(self.valid),
+            **guarantees,
         }
 
     def bind(
@@ -198,8 +209,8 @@ class Signature:
     def complete_flags(self, flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return what a workload says of its flags.
 
-        Those left out are set to their first choice; options and optional inputs are left out
-        where they have it.
+        Those left out are set to their first choice; options, guarantees and optional inputs are
+        left out where they have it.
 
         Raises:
             ValueError: A flag is unknown or its value is not one of its choices.
@@ -210,18 +221,31 @@ class Signature:
             raise ValueError(
                 f"{self.kernel}: unknown flag {', '.join(sorted(unknown))}; known: {known}"
             )
-        always = {name for name, _ in self.flags}
+        always = dict(self.flags)
         complete = {}
         for name, choices in known_choices.items():
             value = flags.get(name, choices[0])
-            if value not in choices:
+            if not allowed(value, choices):
                 raise ValueError(
-                    f"{self.kernel}: {name} must be one of "
-                    f"{', '.join(map(repr, choices))}, but got {value!r}"
+                    f"{self.kernel}: {name} must be {spell_choices(choices)}, but got {value!r}"
                 )
             if name in always or value != choices[0]:
                 complete[name] = value
         return complete
+
+    def arguments(
+        self, flags: Mapping[str, Scalar], extents: Mapping[str, int]
+    ) -> dict[str, Scalar]:
+        """Return what a variant is called with by name: its flags, options and scalars.
+
+        It is not told the rest of a workload's flags: the guarantees, and which inputs there are.
+        """
+        told = {name: flags[name] for name, _ in (*self.flags, *self.options) if name in flags}
+        return {**told, **self.default_scalars(extents)}
+
+    def called_like(self, other: Signature) -> bool:
+        """Return whether variants of both take the same arguments."""
+        return replace(other, guarantees=self.guarantees) == self
 
     def default_scalars(self, extents: Mapping[str, int]) -> dict[str, float]:
         """Return the default of every scalar for these extents."""
@@ -229,6 +253,31 @@ class Signature:
             name: float(expression(text, self.kernel).evaluate(extents))
             for name, text in self.scalars
         }
+
+
+def open_ended(choices: tuple[Scalar, ...]) -> TypeGuard[tuple[int, ...]]:
+    """Return whether a flag's choices are whole numbers: examples of what it may be."""
+    return all(map(_whole, choices))
+
+
+def allowed(value: Scalar, choices: tuple[Scalar, ...]) -> bool:
+    """Return whether a flag with these choices may have a value."""
+    return _whole(value) and value >= min(choices) if open_ended(choices) else value in choices
+
+
+def spell_choices(choices: tuple[Scalar, ...]) -> str:
+    """Return what a flag may be, in words."""
+    if open_ended(choices):
+        return f"a whole number from {min(choices)}"
+    return f"one of {', '.join(map(repr, choices))}"
+
+
+def _switches(names: Iterable[str]) -> Flags:
+    return tuple((name, (False, True)) for name in names)
+
+
+def _whole(value: Scalar) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 
 from tuner.catalog import Catalog
 from tuner.records import Candidate
+from tuner.runtime.signature import GUARANTEES
 from tuner.space.combinations import TemplateSet
 from tuner.space.kernel import KernelSpec, load_space
 from tuner.space.template import TemplateSpec
@@ -35,7 +36,7 @@ def cover(template: TemplateSpec, limits: Mapping[str, int]) -> list[Candidate]:
 
     Values that no feasible candidate has are left out.
     """
-    feasible = TemplateSet(template, {**limits, "itemsize": 4})
+    feasible = TemplateSet(template, {**limits, "itemsize": 4, **dict.fromkeys(GUARANTEES, False)})
     generator = np.random.default_rng(0)
     keys = generator.permutation(feasible.sample(4096, generator))
     wanted = {(name, value) for name, values in template.parameters for value in values}

@@ -193,7 +193,7 @@ def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
             (*signature.inputs, *signature.outputs), extents, dict(workload.flags)
         )
     }
-    options = {**dict(workload.flags), **signature.default_scalars(extents)}
+    options = signature.arguments(dict(workload.flags), extents)
     try:
         variant.bind(tensors, extents, options)()
     except _compile_errors() as error:

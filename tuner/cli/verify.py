@@ -151,7 +151,14 @@ class _Run:
             entries, left_out = self.examiner.suite(task, workloads, most_operations=most)
             if left_out:
                 click.echo(f"{template.name} {dtype}: {left_out} cases are too large here")
-            for entry in entries:
+            lacks = self.spec.lacks(candidate)
+            fair = [entry for entry in entries if not entry["flags"].keys() & set(lacks)]
+            if unfair := len(entries) - len(fair):
+                click.echo(
+                    f"{template.name} {dtype}: {unfair} cases ask for what it does not give: "
+                    f"{', '.join(lacks)}"
+                )
+            for entry in fair:
                 yield _Exam(template.name, source, entry)
 
     def _source(self, template: TemplateSpec, candidate: Candidate) -> Source:

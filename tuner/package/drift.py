@@ -60,7 +60,10 @@ def _kernel(folder: Path, kernel: FrozenKernel, renderer: Renderer) -> Iterator[
     yield from _texts(folder, texts)
     for path in sorted(folder.glob(f"*/{MANIFEST}")):
         seen: dict[str, manifest.Json] = {}
-        for variant in manifest.variants_of(read_json(path)):
+        data = read_json(path)
+        if manifest.with_lacks(data, kernel.lacks) != data:
+            yield f"{path}: out of date about the guarantees that variants do not give"
+        for variant in manifest.variants_of(data):
             seen.setdefault(variant["file"], variant)
         for file, variant in sorted(seen.items()):
             if drift := _variant(path.parent / file, variant, renderer, kernel.name):

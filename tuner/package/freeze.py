@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import jinja2
 from tuner.package import binaries, manifest
 from tuner.package.files import PARTIAL, replace
 from tuner.package.functions import Autograd, check_name, functions_of
-from tuner.records import UsageError, Winner
+from tuner.records import Candidate, UsageError, Winner
 from tuner.runtime.signature import Signature
 
 __all__ = ["Autograd", "FrozenKernel", "freeze"]
@@ -42,6 +42,7 @@ class FrozenKernel:
         problem: The problem's file: reference, tolerance, edge shapes.
         dtypes: The element types that each of its templates serves.
         autograd: The differentiable operation that it is the forward half of.
+        lacks: Returns the guarantees of the signature that a candidate does not give.
     """
 
     signature: Signature
@@ -49,6 +50,7 @@ class FrozenKernel:
     problem: Path
     dtypes: Mapping[str, Sequence[str]]
     autograd: Autograd | None = None
+    lacks: Callable[[Candidate], Sequence[str]] = lambda _: ()
 
     @property
     def name(self) -> str:
@@ -148,8 +150,8 @@ class Freezer:
     def write(self, winners: Sequence[Winner], kernels: Sequence[FrozenKernel]) -> None:
         """Write the winners: what a file refers to is there before the file is."""
         groups: dict[tuple[str, str], list[Winner]] = {}
-        for winner in winners:
-            groups.setdefault((winner.workload.kernel, winner.device.arch), []).append(winner)
+        for item in winners:
+            groups.setdefault((item.workload.kernel, item.device.arch), []).append(item)
         for (owner, arch), group in sorted(groups.items()):
             for name, source in manifest.sources_of(group).items():
                 replace(self.folder / owner / arch / name, source.text)
@@ -163,12 +165,18 @@ class Freezer:
             previous = read_json(path) if path.exists() else None
             extended = manifest.manifest_of(group, dtypes[owner], previous)
             replace(path, manifest.dumps(extended))
+        self._write_lacks(kernels)
         for name, text in self.own_files().items():
             replace(self.folder / name, text)
         for path in unreferenced(self.folder):
             path.unlink()
         for folder in self.folder.glob("*/*"):
             binaries.remove_empty_folders(folder)
+
+    def _write_lacks(self, kernels: Sequence[FrozenKernel]) -> None:
+        for kernel in kernels:
+            for path in sorted((self.folder / kernel.name).glob(f"*/{MANIFEST}")):
+                replace(path, manifest.dumps(manifest.with_lacks(read_json(path), kernel.lacks)))
 
     def own_files(self) -> dict[str, str]:
         """Return the files that follow from the kernels in the package, ``__init__.py`` last."""
@@ -190,10 +198,9 @@ class Freezer:
 
     def _write_kernel(self, kernel: FrozenKernel, archs: set[str]) -> None:
         """Write what a kernel's architectures share."""
-        folder = self.folder / kernel.name
-        path = folder / KERNEL
-        signature = kernel.signature.to_json()
-        if path.exists() and read_json(path)["signature"] != signature:
+        path = (folder := self.folder / kernel.name) / KERNEL
+        known = Signature.from_json(read_json(path)["signature"]) if path.exists() else None
+        if known and not kernel.signature.called_like(known):
             others = sorted({item.parent.name for item in folder.glob(f"*/{MANIFEST}")} - archs)
             if others:
                 raise UsageError(

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import UsageError
-from tuner.runtime.signature import Scalar, Signature, TensorSpec
+from tuner.runtime.signature import Scalar, Signature, TensorSpec, open_ended, spell_choices
 
 _LINE_LENGTH = 99
+
+_GUARANTEES = {
+    "deterministic": "True asks for equal bits in every run, as torch's own setting does."
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +76,18 @@ class Function:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What it passes on to the operation."""
-        options = [name for name, _ in (*self.signature.keywords, *self.signature.scalars)]
+        options = _options(self.signature)
         return (*_names(self.signature.inputs), *(f"{name}={name}" for name in options))
 
     @property
     def argument_lines(self) -> tuple[str, ...]:
         """Its docstring's lines on the arguments."""
         signature = self.signature
-        flags = [
-            f"{name}: {' or '.join(map(_literal, choices))}."
-            for name, choices in signature.keywords
-        ]
+        spelled = {name: f"{_choices(choices)}." for name, choices in signature.keywords}
+        spelled |= {name: _GUARANTEES[name] for name in signature.guarantees}
+        options = [f"{name}: {text}" for name, text in spelled.items()]
         scalars = [f"{name}: None stands for {text}." for name, text in signature.scalars]
-        return (*map(_line, signature.inputs), *flags, *scalars)
+        return (*map(_line, signature.inputs), *options, *scalars)
 
     @property
     def return_lines(self) -> tuple[str, ...]:
@@ -94,7 +97,8 @@ class Function:
     @property
     def has_literals(self) -> bool:
         """Whether a type of its parameters is a Literal."""
-        return any(not isinstance(choices[0], bool) for _, choices in self.signature.keywords)
+        kinds = (_annotation(choices) for _, choices in self.signature.keywords)
+        return any(kind.startswith("Literal") for kind in kinds)
 
     @property
     def _parameters(self) -> list[str]:
@@ -103,7 +107,7 @@ class Function:
             f"{spec.name}: Tensor | None = None" if spec.optional else f"{spec.name}: Tensor"
             for spec in signature.inputs
         ]
-        parameters += ["*"] if signature.keywords or signature.scalars else []
+        parameters += ["*"] if _options(signature) else []
         parameters += [
             f"{name}: {_annotation(choices)} = {_literal(choices[0])}"
             for name, choices in signature.keywords
@@ -168,8 +172,7 @@ def check_backward(forward: Signature, backward: Signature, autograd: Autograd) 
     where = f"{forward.kernel}: autograd"
     outputs = _names(forward.outputs)
     gradients = tuple(f"d{name}" for name in autograd.returns)
-    options = tuple(name for name, _ in (*forward.keywords, *forward.scalars))
-    backward_options = tuple(name for name, _ in (*backward.keywords, *backward.scalars))
+    options, backward_options = _options(forward), _options(backward)
     for what, names, allowed in (
         ("returns", autograd.returns, outputs),
         ("input", _names(backward.inputs), (*_names(forward.inputs), *outputs, *gradients)),
@@ -184,6 +187,10 @@ def check_backward(forward: Signature, backward: Signature, autograd: Autograd) 
                 )
 
 
+def _options(signature: Signature) -> tuple[str, ...]:
+    return tuple(name for name, _ in (*signature.keywords, *signature.scalars))
+
+
 def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(spec.name for spec in specs)
 
@@ -191,7 +198,13 @@ def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 def _annotation(choices: tuple[Scalar, ...]) -> str:
     if isinstance(choices[0], bool):
         return "bool"
+    if open_ended(choices):
+        return "int"
     return f"Literal[{', '.join(map(_literal, choices))}]"
+
+
+def _choices(choices: tuple[Scalar, ...]) -> str:
+    return spell_choices(choices) if open_ended(choices) else " or ".join(map(_literal, choices))
 
 
 def _literal(value: Scalar) -> str:

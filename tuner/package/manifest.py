@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuner import codec
@@ -45,6 +46,16 @@ def manifest_of(
         "defaults": dict(sorted(defaults.items())),
         "workloads": [entries[key] for key in sorted(entries)],
     }
+
+
+def with_lacks(manifest: Json, lacks: Callable[[Candidate], Sequence[str]]) -> Json:
+    """Return a manifest whose variants say which guarantees they do not give, if any."""
+    manifest = copy.deepcopy(manifest)
+    for variant in variants_of(manifest):
+        variant.pop("lacks", None)
+        if names := lacks(codec.from_json(Candidate, variant["candidate"])):
+            variant["lacks"] = list(names)
+    return manifest
 
 
 def variants_of(manifest: Json) -> Iterator[Json]:

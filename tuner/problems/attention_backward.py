@@ -81,6 +81,14 @@ SUITE: tuple[dict[str, tuple[Any, ...]], ...] = (
         "causal": _BOTH,
         "magnitude offset": ((4.0, 0.0), (16.0, 0.0), (1.0, 32.0), (1.0, -32.0)),
     },
+    {
+        "B": (2,),
+        "H KV": ((2, 2), (4, 1)),
+        "S T": ((1, 300), (257, 129), (300, 300)),
+        "D": (64, 128),
+        "causal": _BOTH,
+        "deterministic": (True,),
+    },
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import product
 from math import log, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,50 @@ EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 1, "H": 1, "S": 5, "D": 3, "KV": 1, "T": 1031},
     {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
     {"B": 1, "H": 1, "S": 0, "D": 8, "KV": 1, "T": 3},
+)
+
+
+_BOTH = (False, True)
+_SQUARES = ((64, 64), (100, 100), (128, 128), (257, 257))
+_OBLONGS = ((113, 203), (256, 128), (77, 300))
+_ODD = ((1, 1), (1, 7), (1, 300), (7, 1), (300, 1), (13, 5), (5, 13), (127, 127), (129, 129))
+_LONG = ((1, 8192), (33, 4096), (4096, 33), (700, 1500), (2, 20000))
+
+# Products of what varies; S queries, T keys, H heads of which KV have keys of their own.
+SUITE: tuple[dict[str, tuple[Any, ...]], ...] = (
+    {
+        "B": (1,),
+        "H KV": ((2, 2), (4, 2), (4, 1)),
+        "S T": _SQUARES + _OBLONGS,
+        "D": (64, 96, 128, 256),
+        "causal": _BOTH,
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 1),),
+        "S T": ((65, 130), (130, 65)),
+        "D": (1, 8, 16, 37, 40, 72, 80, 136, 160),
+        "causal": _BOTH,
+        "misaligned": _BOTH,
+    },
+    {"B": (2,), "H KV": ((2, 1),), "S T": _ODD, "D": (64, 128), "causal": _BOTH},
+    {"B": (1,), "H KV": ((1, 1),), "S T": _LONG, "D": (64, 128), "causal": _BOTH},
+    {
+        "B": (2, 3),
+        "H KV": ((8, 1), (6, 2), (8, 8), (5, 5)),
+        "S T": ((50, 77),),
+        "D": (64, 80),
+        "causal": _BOTH,
+        "deterministic": _BOTH,
+    },
+    {
+        "B": (1,),
+        "H KV": ((2, 2),),
+        "S T": ((96, 96), (70, 200)),
+        "D": (64, 128),
+        "causal": _BOTH,
+        "scale": (-1.0, 0.0, 0.25, 1.7, 4.0, 16.0),
+    },
 )
 
 
@@ -68,23 +113,26 @@ def rival(
 
 
 def tolerance(
-    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str
+    dims: Mapping[str, int], flags: Mapping[str, object], dtype: str, **options: float
 ) -> dict[str, float]:
     """Return bounds for standard normal inputs, and scores and sums kept in float32.
 
     A score is off by about sqrt(D) roundings to float32, and so is its exponential. Weights
     rounded to `dtype` err in proportion to the size of an output, a mean of as many values as the
     query sees. The largest of many errors grows with the root of the logarithm of how many there
-    are.
+    are. A larger `scale` gives scores that err more, and leave weight to few keys.
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     fewest = max(1, dims["T"] - dims["S"] + 1 if flags["causal"] else dims["T"])
+    default = dims["D"] ** -0.5
+    larger = max(1.0, abs(options.get("scale", default)) / default)
+    fewest = 1 if larger > 1.0 else fewest
     elements = dims["B"] * dims["H"] * dims["S"] * dims["D"]
     tail = sqrt(2 * log(max(elements, _FEW)))
     weights = 0.32 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 8 * single.eps,
-        "atol": (16 + sqrt(dims["D"])) * single.eps + weights,
+        "atol": larger * (16 + sqrt(dims["D"])) * single.eps + weights,
     }
 
 

@@ -55,7 +55,7 @@ def kernel_derivative(
     gradients = {f"d{name}": outputs.index(name) for name in returns}
     saved = [name for name in arguments if name not in gradients]
     constant = [index for index, name in enumerate(outputs) if name not in returns]
-    options = [name for name, _ in (*backward.flags, *backward.scalars)]
+    options = [name for name, _ in (*backward.keywords, *backward.scalars)]
 
     def setup_context(
         *,

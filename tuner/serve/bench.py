@@ -65,8 +65,7 @@ class Bench:
         self._device = device
         self._clock = clock
         self._extents = dict(workload.dims)
-        flags, scalars = dict(workload.flags), signature.default_scalars(self._extents)
-        self._options = {**flags, **scalars}
+        self._options = signature.arguments(dict(workload.flags), self._extents)
         self._ceilings = Ceilings(None, None)
         self.verifier = self.make_verifier()
 

@@ -31,9 +31,9 @@ def suite(message: Mapping[str, Any]) -> dict[str, Any]:
 
     They are those of the problem's ``SUITE``, if it has one, its odd shapes with every flag,
     aligned and not, and the given workloads. An entry of ``SUITE`` maps names to tuples of values
-    and stands for their product; a name is a dim, a flag, a scalar (times its default),
-    ``misaligned``, an option of the problem, or several of them with spaces between, whose values
-    are tuples.
+    and stands for their product; a name is a dim, a flag, a guarantee, a scalar (times its
+    default), ``misaligned``, an option of the problem, or several of them with spaces between,
+    whose values are tuples.
 
     Args:
         message: The parent's request.
@@ -71,8 +71,8 @@ def _grid(signature: Signature, grid: Mapping[str, Sequence[Any]]) -> Iterator[E
             several = names.split()
             values |= zip(several, value if len(several) > 1 else (value,), strict=True)
         extents = _extents(signature, values)
-        flags = {name: values.pop(name, choices[0]) for name, choices in signature.choices}
-        flags = signature.complete_flags(flags)
+        given = {name: values.pop(name) for name, _ in signature.choices if name in values}
+        flags = signature.complete_flags(given)
         entry = _entry(extents, flags, misaligned=values.pop("misaligned", False))
         for name, default in signature.default_scalars(extents).items():
             if name in values:
@@ -119,7 +119,7 @@ class Question(Example):
         """
         call, outputs = self.bind(variant)
         call()
-        fault = self._changed_input() or self._wrong_output(outputs)
+        fault = self.fault(variant, outputs)
         errors = [self._error(item.tensor, self._expected[name]) for name, item in outputs.items()]
         return {"fault": fault, "error": max(errors, default=0.0)}
 
@@ -134,10 +134,12 @@ class Question(Example):
 def _varied(problem: Any, entry: Entry) -> Any:
     """Return a problem whose inputs and tolerance know what an entry varies."""
     options = {**entry["options"], **entry["scalars"]}
-    if not hasattr(problem, "inputs") or not options:
+    if not options:
         return problem
-    return SimpleNamespace(
+    varied = SimpleNamespace(
         reference=problem.reference,
-        inputs=lambda *arguments: problem.inputs(*arguments, **options),
         tolerance=lambda *arguments: problem.tolerance(*arguments, **options),
     )
+    if hasattr(problem, "inputs"):
+        varied.inputs = lambda *arguments: problem.inputs(*arguments, **options)
+    return varied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +43,8 @@ class Verifier:
         extents, flags = dict(workload.dims), dict(workload.flags)
         case = Case(extents, flags, workload.dtype, seed=_WORKLOAD_SEED, device=device)
         self._on_workload = [Example(signature, problem, case)]
-        self._on_edges = edge_examples(signature, problem, workload.dtype, device)
+        asked = [name for name in signature.guarantees if flags.get(name)]
+        self._on_edges = edge_examples(signature, problem, workload.dtype, device, asked=asked)
 
     def check(self, variant: Variant) -> str | None:
         """Return what is wrong with a variant on its workload, or None."""
@@ -78,13 +79,13 @@ def check_in_place(
     outputs = [spec.name for spec in signature.outputs]
     for name in outputs:
         tensors[name].view(torch.uint8).fill_(0xFF)  # NaN in every type of float
-    options = {**case.flags, **signature.default_scalars(case.extents)}
+    options = signature.arguments(case.flags, case.extents)
     variant.bind(tensors, case.extents, options)()
     doubles = {
         name: tensor.double() if tensor.is_floating_point() else tensor
         for name, tensor in inputs.items()
     }
-    expected = problem.reference(**{**options, **doubles})
+    expected = problem.reference(**doubles, **options)
     tolerance = problem.tolerance(case.extents, case.flags, case.dtype)
     for name in outputs:
         if reason := difference(tensors[name], expected[name], **tolerance):
@@ -93,7 +94,12 @@ def check_in_place(
 
 
 def edge_examples(
-    signature: Signature, problem: Problem, dtype: str, device: str
+    signature: Signature,
+    problem: Problem,
+    dtype: str,
+    device: str,
+    *,
+    asked: Collection[str] = (),
 ) -> list[Example]:
     """Return the questions on small odd shapes, with every flag and unusual scalars.
 
@@ -105,6 +111,7 @@ def edge_examples(
         problem: The kernel's problem module.
         dtype: Torch's name of the element type.
         device: Torch's name of the device.
+        asked: Names of the guarantees that variants must give.
     """
     cases = (
         Case(
@@ -116,7 +123,7 @@ def edge_examples(
             scalars=_unusual_scalars(signature, problem, shape),
             misaligned=(number + choice) % 2 == 0,
         )
-        for number, shape, choices in edge_cases(signature, problem)
+        for number, shape, choices in edge_cases(signature, problem, asked)
         for choice, flags in enumerate(choices)
     )
     return [Example(signature, problem, case) for case in cases]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.records import UsageError, Value, Workload
+from tuner.records import Candidate, UsageError, Value, Workload
 from tuner.runtime.expression import Expression, ExpressionError
-from tuner.runtime.signature import Signature, TensorSpec
+from tuner.runtime.signature import Signature, TensorSpec, open_ended
 from tuner.space.schema import AutogradFile, SignatureFile, TensorFile, read_kernel_file
 from tuner.space.template import ITEMSIZES, TemplateSpec, template_spec
 from tuner.space.workload import parse_workload
@@ -68,8 +68,26 @@ class KernelSpec:
         """
         return parse_workload(self.signature, self.dtypes, text)
 
+    def lacks(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return the guarantees that a candidate does not give; all, if its template is gone."""
+        guarantees = self.signature.guarantees
+        if candidate.template not in (spec.name for spec in self.templates):
+            return guarantees
+        template = self.template(candidate.template)
+        return tuple(
+            name
+            for name in guarantees
+            if any(template.broken(candidate, {item: item == name for item in guarantees}))
+        )
+
     def feasible(
-        self, limits: Mapping[str, int], device: str, dtype: str, only: Collection[str] = ()
+        self,
+        limits: Mapping[str, int],
+        device: str,
+        dtype: str,
+        *,
+        only: Collection[str] = (),
+        flags: Mapping[str, Value] | None = None,
     ) -> FeasibleSet:
         """Return what may be tried on a device: the union of the templates that are for it.
 
@@ -78,6 +96,7 @@ class KernelSpec:
             device: Kind of the device, such as ``"cpu"``.
             dtype: Torch's name of the workload's element type.
             only: Names of the templates to keep; all when empty.
+            flags: The workload's, which may ask for guarantees.
 
         Raises:
             UsageError: If no template or no candidate is left; it names the constraint that
@@ -87,7 +106,8 @@ class KernelSpec:
         from tuner.space.feasible import FeasibleSet
 
         specs = [self.template(name) for name in only] if only else self.templates
-        values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0)}
+        asked = {name: bool((flags or {}).get(name)) for name in self.signature.guarantees}
+        values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0), **asked}
         chosen = [spec for spec in specs if device in spec.devices and dtype in spec.dtypes]
         if not chosen:
             offers = "; ".join(
@@ -100,7 +120,8 @@ class KernelSpec:
         for spec in chosen:
             _check_limits(spec, values)
         try:
-            return FeasibleSet([TemplateSet(spec, values) for spec in chosen])
+            parts = [TemplateSet(spec, values) for spec in chosen]
+            return FeasibleSet([part for part in parts if part.size] or parts)
         except ExpressionError as error:
             raise UsageError(str(error)) from error
 
@@ -119,12 +140,13 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
     file = read_kernel_file(path)
     try:
         signature = _signature(file.kernel, file.signature, f"{path.name}: signature")
+        known = [*limits, *signature.guarantees]
         templates = tuple(
             template_spec(
                 name,
                 section,
                 where=f"{path.name}: templates.{name}",
-                limits=limits,
+                limits=known,
                 dims=signature.dims,
             )
             for name, section in file.templates.items()
@@ -150,8 +172,15 @@ def _signature(kernel: str, section: SignatureFile, where: str) -> Signature:
         scalars=tuple(section.scalars.items()),
         defaults=tuple(section.defaults.items()),
         valid=tuple(section.valid),
+        guarantees=tuple(section.guarantees),
     )
     _check_names(signature, where)
+    numbers = {name: choices for name, choices in signature.keywords if open_ended(choices)}
+    if len({len(choices) for choices in numbers.values()}) > 1:
+        raise UsageError(
+            f"{where}: {', '.join(numbers)} must have as many examples each: they are tried "
+            "together"
+        )
     for name, text in signature.scalars:
         Expression(text, f"{where}.scalars.{name}", signature.dims)
     for name, text in signature.defaults:
@@ -201,10 +230,10 @@ def _check_tensors(signature: Signature, where: str) -> None:
     optional = [spec.optional for spec in signature.inputs]
     if optional != sorted(optional):
         raise UsageError(f"{where}.inputs: optional inputs must come last")
-    keywords = dict(signature.keywords)
+    choices = dict((*signature.flags, *signature.options))
     for spec in signature.inputs:
         flag = spec.transposed
-        if flag is not None and (keywords.get(flag) != (False, True) or len(spec.shape) < 2):
+        if flag is not None and (choices.get(flag) != (False, True) or len(spec.shape) < 2):
             raise UsageError(
                 f"{where}.inputs.{spec.name}.transposed: {flag!r} must be a flag or option with "
                 "the choices [false, true], and the tensor must have two dims or more"

@@ -98,6 +98,7 @@ class SignatureFile(Section):
     scalars: dict[Name, str] = {}
     defaults: dict[Name, str] = {}
     valid: list[str] = []
+    guarantees: list[Literal["deterministic"]] = []
 
 
 class ConstraintFile(Section):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tuner.records import UsageError, Value, Workload, format_value, parse_value
 from tuner.runtime.expression import Expression, ExpressionError
-from tuner.runtime.signature import Signature
+from tuner.runtime.signature import Signature, allowed, open_ended, spell_choices
 
 
 def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> Workload:
@@ -27,13 +27,10 @@ def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> 
     dtype = given.pop("dtype", next(iter(dtypes)))
     if dtype not in dtypes:
         raise UsageError(f"{where}: dtype={dtype} is not one of {', '.join(dtypes)}")
-    flags = {}
-    for name, choices in signature.choices:
-        spelled = {format_value(choice): choice for choice in choices}
-        value = given.pop(name, format_value(choices[0]))
-        if value not in spelled:
-            raise UsageError(f"{where}: {name}={value} is not one of {', '.join(spelled)}")
-        flags[name] = spelled[value]
+    flags = {
+        name: _flag(name, choices, given.pop(name, None), where)
+        for name, choices in signature.choices
+    }
     try:
         dims = _dims(signature, given, where)
         signature.check(dims)
@@ -57,6 +54,20 @@ def _pairs(signature: Signature, text: str, where: str) -> dict[str, str]:
             raise UsageError(f"{where}: {name} is given twice")
         pairs[name] = value
     return pairs
+
+
+def _flag(name: str, choices: tuple[Value, ...], text: str | None, where: str) -> Value:
+    if text is None:
+        return choices[0]
+    if open_ended(choices):
+        value = parse_value(text)
+        if not allowed(value, choices):
+            raise UsageError(f"{where}: {name}={text} is not {spell_choices(choices)}")
+        return value
+    spelled = {format_value(choice): choice for choice in choices}
+    if text not in spelled:
+        raise UsageError(f"{where}: {name}={text} is not one of {', '.join(spelled)}")
+    return spelled[text]
 
 
 def _dims(signature: Signature, given: dict[str, str], where: str) -> dict[str, int]:

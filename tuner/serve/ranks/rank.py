@@ -65,13 +65,13 @@ class Rank:
         self._problem: Any = CheckedProblem(Path(message["problem"]), signature)
         case = Case(extents, flags, workload.dtype, device=self._device.torch_device)
         self._tolerance = self._problem.tolerance(extents, flags, workload.dtype)
-        self._options = {**flags, **signature.default_scalars(extents)}
+        self._options = signature.arguments(flags, extents)
         self._inputs = make_inputs(signature, self._problem, case)
         doubles = {
             name: tensor.double() if tensor.is_floating_point() else tensor.clone()
             for name, tensor in self._inputs.items()
         }
-        expected = self._problem.reference(**{**self._options, **doubles})
+        expected = self._problem.reference(**doubles, **self._options)
         self._expected = {name: self._share(tensor).clone() for name, tensor in expected.items()}
         self._kernel = signature.kernel
 
