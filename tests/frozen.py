@@ -16,7 +16,8 @@ from tuner.records import (
 )
 from tuner.render import Renderer
 from tuner.runtime.architecture import cpu_architecture
-from tuner.runtime.signature import Signature, TensorSpec
+from tuner.runtime.signature import Signature
+from tuner.runtime.tensor_spec import TensorSpec
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 

@@ -20,7 +20,8 @@ from tuner.package import drift
 from tuner.package.freeze import freeze
 from tuner.records import Candidate, UsageError
 from tuner.runtime.check import Case, check
-from tuner.runtime.signature import Signature, TensorSpec
+from tuner.runtime.signature import Signature
+from tuner.runtime.tensor_spec import TensorSpec
 from tuner.space.kernel import KernelSpec, load_space
 
 H200 = {

@@ -18,7 +18,8 @@ from tuner.runtime import cpp
 from tuner.runtime.architecture import cpu_architecture, slug
 from tuner.runtime.cases import edge_cases, flag_choices
 from tuner.runtime.check import Case, Example, check, difference
-from tuner.runtime.signature import Signature, TensorSpec
+from tuner.runtime.signature import Signature
+from tuner.runtime.tensor_spec import TensorSpec
 from tuner.runtime.timing import Ratio, compare
 from tuner.runtime.variant import load_variant
 

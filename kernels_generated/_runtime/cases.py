@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from .signature import Scalar, Signature, open_ended
+from .flags import Scalar, open_ended
+from .signature import Signature
 
 if TYPE_CHECKING:
     from .check import Problem

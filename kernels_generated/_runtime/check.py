@@ -10,8 +10,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from .flags import Scalar
 from .guard import GuardedTensor
-from .signature import Scalar, Signature, TensorSpec
+from .signature import Signature
+from .tensor_spec import TensorSpec
 from .triton_module import import_file
 from .variant import Variant
 

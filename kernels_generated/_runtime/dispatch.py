@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from .architecture import architecture, device_kind
-from .signature import GUARANTEES, Scalar, Signature
+from .flags import GUARANTEES, Scalar
+from .signature import Signature
 
 MANIFEST = "manifest.json"
 

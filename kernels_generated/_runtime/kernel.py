@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from .dispatch import Choice, Dispatch
-from .signature import Scalar, Signature, TensorSpec
+from .flags import Scalar
+from .signature import Signature
+from .tensor_spec import TensorSpec
 from .variant import Variant, load_variant
 
 PLANS_LIMIT = 4096

@@ -8,7 +8,7 @@ import numpy as np
 
 from tuner.catalog import Catalog
 from tuner.records import Candidate
-from tuner.runtime.signature import GUARANTEES
+from tuner.runtime.flags import GUARANTEES
 from tuner.space.combinations import TemplateSet
 from tuner.space.kernel import KernelSpec, load_space
 from tuner.space.template import TemplateSpec

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from tuner.builders import _triton_binaries as _binaries
 from tuner.plugins import Builder, BuildTask, Check, RejectedBuild
 from tuner.records import DeviceInfo, Resources
-from tuner.runtime.signature import Scalar
+from tuner.runtime.flags import Scalar
 from tuner.runtime.triton_module import TritonVariant
 
 _REASON_CHARACTERS = 600

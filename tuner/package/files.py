@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".part"
@@ -18,3 +21,14 @@ def replace(path: Path, content: str | bytes) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")  # others may write, too
     partial.write_bytes(data)
     partial.replace(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time write into a folder; the system unlocks what is killed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import jinja2
 
 from tuner.package import binaries, manifest
-from tuner.package.files import PARTIAL, replace
+from tuner.package.files import PARTIAL, locked, replace
 from tuner.package.functions import Autograd, check_name, functions_of
 from tuner.records import Candidate, UsageError, Winner
 from tuner.runtime.signature import Signature
@@ -240,14 +237,3 @@ def unreferenced(folder: Path) -> Iterator[Path]:
 def read_json(path: Path) -> manifest.Json:
     """Return the data of one of the package's files."""
     return manifest.loads(path.read_text(encoding="utf-8"), str(path))
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time freeze into a folder; the system unlocks what is killed."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.records import UsageError
-from tuner.runtime.signature import Scalar, Signature, TensorSpec, open_ended, spell_choices
+from tuner.runtime.flags import Scalar, open_ended, spell_choices
+from tuner.runtime.signature import Signature
+from tuner.runtime.tensor_spec import TensorSpec
 
 _LINE_LENGTH = 99
 

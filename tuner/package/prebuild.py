@@ -10,7 +10,8 @@ from tuner import codec
 from tuner.children.task import Task
 from tuner.children.worker import Lethal, Workers
 from tuner.package import binaries, manifest
-from tuner.package.freeze import KERNEL, MANIFEST, PROBLEM, locked, read_json
+from tuner.package.files import locked
+from tuner.package.freeze import KERNEL, MANIFEST, PROBLEM, read_json
 from tuner.records import DeviceInfo, Rejection, Workload
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from .derivative import Derivative, kernel_derivative, no_derivative
 from .dispatch import Choice
+from .flags import Scalar
 from .kernel import Kernel, check_kinds, dtype_of, padded, workload_tensor
 from .shortcut import with_shortcut
-from .signature import Scalar, Signature
+from .signature import Signature
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from .expression import Expression
+from .flags import Flags, Scalar, allowed, spell_choices, switches
+from .tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     import torch
-
-Scalar = bool | int | float | str
-Flags = tuple[tuple[str, tuple[Scalar, ...]], ...]
-
-GUARANTEES = ("deterministic",)
-"""What kernels may offer to guarantee. ``deterministic``: equal bits in every run."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a signature.
-
-    Attributes:
-        name: Name of the argument.
-        shape: Names of its dims, outermost first.
-        dtype: Torch's name of the element type; None stands for the workload's.
-        optional: Whether an input may be left out; where it is given, its name is a flag of the
-            workload that is true.
-        transposed: Name of the flag with which the last two dims lie the other way round.
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    dtype: str | None = None
-    optional: bool = False
-    transposed: str | None = None
-
-    def dims(self, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
-        """Return the names of its dims, outermost first, in a workload with these flags."""
-        if self.transposed is not None and flags.get(self.transposed):
-            return (*self.shape[:-2], self.shape[-1], self.shape[-2])
-        return self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +53,21 @@ class Signature:
     @property
     def keywords(self) -> Flags:
         """The flags, options and guarantees: what a call gives by name, with its choices."""
-        return (*self.flags, *self.options, *_switches(self.guarantees))
+        return (*self.flags, *self.options, *switches(self.guarantees))
 
     @property
     def choices(self) -> Flags:
         """All that a workload's flags may say: the keywords, and which optional inputs it has."""
-        given = _switches(spec.name for spec in self.inputs if spec.optional)
-        return (*self.flags, *given, *self.options, *_switches(self.guarantees))
+        given = switches(spec.name for spec in self.inputs if spec.optional)
+        return (*self.flags, *given, *self.options, *switches(self.guarantees))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
         """Return the signature that `to_json` wrote."""
         return cls(
             data["kernel"],
-            tuple(_spec_of(item) for item in data["inputs"]),
-            tuple(_spec_of(item) for item in data["outputs"]),
+            tuple(TensorSpec.from_json(item) for item in data["inputs"]),
+            tuple(TensorSpec.from_json(item) for item in data["outputs"]),
             tuple((name, tuple(choices)) for name, choices in data["flags"].items()),
             tuple((name, tuple(choices)) for name, choices in data.get("options", {}).items()),
             tuple(data["scalars"].items()),
@@ -108,21 +78,17 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists and dictionaries that say the same; their order has a meaning."""
-        guarantees = {"guarantees": list(self.guarantees)} if self.guarantees else {}
+        options = {name: list(choices) for name, choices in self.options}
         return {
             "kernel": self.kernel,
-            "inputs": [_json_of(spec) for spec in self.inputs],
-            "outputs": [_json_of(spec) for spec in self.outputs],
+            "inputs": [spec.to_json() for spec in self.inputs],
+            "outputs": [spec.to_json() for spec in self.outputs],
             "flags": {name: list(choices) for name, choices in self.flags},
-            **(
-                {"options": {name: list(choices) for name, choices in self.options}}
-                if self.options
-                else {}
-            ),
+            **({"options": options} if options else {}),
             "scalars": dict(self.scalars),
             "defaults": dict(self.defaults),
             "valid": list(self.valid),
-            **guarantees,
+            **({"guarantees": list(self.guarantees)} if self.guarantees else {}),
         }
 
     def bind(
@@ -255,43 +221,7 @@ class Signature:
         }
 
 
-def open_ended(choices: tuple[Scalar, ...]) -> TypeGuard[tuple[int, ...]]:
-    """Return whether a flag's choices are whole numbers: examples of what it may be."""
-    return all(map(_whole, choices))
-
-
-def allowed(value: Scalar, choices: tuple[Scalar, ...]) -> bool:
-    """Return whether a flag with these choices may have a value."""
-    return _whole(value) and value >= min(choices) if open_ended(choices) else value in choices
-
-
-def spell_choices(choices: tuple[Scalar, ...]) -> str:
-    """Return what a flag may be, in words."""
-    if open_ended(choices):
-        return f"a whole number from {min(choices)}"
-    return f"one of {', '.join(map(repr, choices))}"
-
-
-def _switches(names: Iterable[str]) -> Flags:
-    return tuple((name, (False, True)) for name in names)
-
-
-def _whole(value: Scalar) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 @cache
 def expression(text: str, where: str) -> Expression:
     """Return the compiled expression: operations evaluate the same few again and again."""
     return Expression(text, where)
-
-
-def _spec_of(data: Mapping[str, Any]) -> TensorSpec:
-    optional, transposed = data.get("optional", False), data.get("transposed")
-    return TensorSpec(data["name"], tuple(data["shape"]), data["dtype"], optional, transposed)
-
-
-def _json_of(spec: TensorSpec) -> dict[str, Any]:
-    data: dict[str, Any] = {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
-    data |= {"optional": True} if spec.optional else {}
-    return data | ({"transposed": spec.transposed} if spec.transposed else {})

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from .signature import Scalar, Signature
+    from .flags import Scalar
+    from .signature import Signature
 
 
 class TritonVariant:

@@ -14,7 +14,8 @@ from .triton_module import TritonVariant
 if TYPE_CHECKING:
     import torch
 
-    from .signature import Scalar, Signature
+    from .flags import Scalar
+    from .signature import Signature
 
 SUFFIXES: Mapping[str, str] = {"cpp": "cpp", "triton": "py", "gluon": "py"}
 """The languages of kernels, each with its files' suffix."""

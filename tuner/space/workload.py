@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from tuner.records import UsageError, Value, Workload, format_value, parse_value
 from tuner.runtime.expression import Expression, ExpressionError
-from tuner.runtime.signature import Signature, allowed, open_ended, spell_choices
+from tuner.runtime.flags import allowed, open_ended, spell_choices
+from tuner.runtime.signature import Signature
 
 
 def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> Workload:
