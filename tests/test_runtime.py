@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from tuner.runtime import cpp
 from tuner.runtime.architecture import cpu_architecture, slug
 from tuner.runtime.cases import edge_cases, flag_choices
 from tuner.runtime.check import Case, Example, check, difference
+from tuner.runtime.dispatch import Entry
 from tuner.runtime.signature import Signature
 from tuner.runtime.tensor_spec import TensorSpec
 from tuner.runtime.timing import Ratio, compare
@@ -224,6 +226,31 @@ def test_an_edge_shape_that_names_flags_comes_with_those_alone() -> None:
     (_, first, alone), (number, second, every) = edge_cases(LINEAR, problem)
     assert first == second == shape and alone == [{"act": "relu"}]
     assert number == 1 and len(every) == 8 and {} in every
+    (_, _, alone), (_, _, every) = edge_cases(ASKED, problem, ["deterministic"])
+    assert alone == [{"act": "relu", "deterministic": True}]
+    assert len(every) == 8 and all(flags["deterministic"] for flags in every)
+
+
+ASKED = dataclasses.replace(LINEAR, guarantees=("deterministic",))
+
+
+def test_a_guarantee_is_an_option_that_variants_are_not_told() -> None:
+    assert Signature.from_json(ASKED.to_json()) == ASKED
+    assert [name for name, _ in ASKED.keywords] == ["act", "flip", "deterministic"]
+    assert ASKED.complete_flags({"deterministic": False}) == {}
+    flags = ASKED.complete_flags({"deterministic": True, "act": "relu", "bias": True})
+    assert list(flags.items()) == [("bias", True), ("act", "relu"), ("deterministic", True)]
+    assert ASKED.arguments(flags, {"M": 2, "K": 3, "N": 5}) == {"act": "relu"}
+    assert list(flag_choices(ASKED)) == list(flag_choices(LINEAR))
+    with pytest.raises(ValueError, match="deterministic must be one of False, True, but got 2"):
+        ASKED.complete_flags({"deterministic": 2})
+
+
+def test_a_variant_for_other_guarantees_is_nearer_than_one_for_other_options() -> None:
+    entry = Entry({"M": 2, "K": 3, "N": 5}, "float32", {"act": "relu"}, {})
+    assert entry.unlike({"act": "relu"}) == 0
+    assert entry.unlike({"act": "relu", "deterministic": True}) == 1
+    assert entry.unlike({}) == entry.unlike({"act": "relu", "flip": True}) == 2
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,8 @@ def test_workload_defaults_and_round_trip(tmp_path):
 
 OPTIONS = (
     "flags: {causal: [false, true]}",
-    "flags: {causal: [false, true]}\n  options: {act: [none, relu], flip: [false, true]}",
+    "flags: {causal: [false, true]}\n  options: {act: [none, relu], flip: [false, true]}\n"
+    "  guarantees: [deterministic]",
 )
 OPTIONAL = (
     "k: [B, KV, T, D]",
@@ -164,12 +165,16 @@ def test_a_workload_leaves_options_and_optional_inputs_out(tmp_path):
     spec = load(tmp_path, OPTIONS, OPTIONAL)
     plain, more = "B=2,H=8,S=8,D=4,KV=8,T=8,causal=true,dtype=float32", "mask=true,act=relu"
     assert str(spec.workload(plain)) == plain
-    assert str(spec.workload(f"{plain},mask=false,act=none,flip=false")) == plain
+    assert str(spec.workload(f"{plain},mask=false,act=none,deterministic=false")) == plain
+    asked = f"{plain},act=relu,deterministic=true"
+    assert spec.workload(asked).flags[1:] == (("act", "relu"), ("deterministic", True))
     given = spec.workload(f"{plain},flip=true,{more}")
     assert given.flags == (("causal", True), ("mask", True), ("act", "relu"), ("flip", True))
     assert spec.workload(str(given)) == given
     with pytest.raises(UsageError, match="act=gelu is not one of none, relu"):
         spec.workload(f"{plain},act=gelu")
+    with pytest.raises(UsageError, match="deterministic=1 is not one of false, true"):
+        spec.workload(f"{plain},deterministic=1")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +186,10 @@ def test_a_workload_leaves_options_and_optional_inputs_out(tmp_path):
         ("q: [B, H, S, D]", "q: {shape: [B, H, S, D], optional: true}", "must come last"),
         ("dtype: float32}", "optional: true}", "outputs.lse: only an input may be optional"),
         ("act: [", "mask: [", "the name 'mask' stands for two things"),
+        ("act: [none, relu]", "deterministic: [false, true]", "the name 'deterministic' stands"),
+        ("[deterministic]", "[deterministic, deterministic]", "the name 'deterministic' stands"),
+        ("transposed: flip", "transposed: deterministic", "'deterministic' must be a flag or"),
+        ("act: [none, relu], flip", "few: [1], more: [1, 2], flip", "few, more must have as many"),
     ],
 )
 def test_a_wrong_option_or_optional_input_is_an_error(tmp_path, old, new, message):

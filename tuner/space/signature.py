@@ -56,7 +56,7 @@ def read_signature(kernel: str, section: SignatureFile, where: str) -> Signature
 def _check_names(signature: Signature, where: str) -> None:
     """Refuse names that stand for two things and dims that no input has."""
     names = ["dtype", *(spec.name for spec in (*signature.inputs, *signature.outputs))]
-    names += [*signature.dims, *dict(signature.keywords), *dict(signature.scalars)]
+    names += [*signature.dims, *(name for name, _ in (*signature.keywords, *signature.scalars))]
     for position, name in enumerate(names):
         if name in names[:position]:
             raise UsageError(f"{where}: the name {name!r} stands for two things")
