@@ -87,9 +87,7 @@ class Subject:
         """Return the ways to call the kernel by contender; each allocates its outputs."""
         arguments, flags = tuple(inputs.values()), dict(self.case.flags)
         problem: Any = load_problem(self.folder / "problem.py")
-        rival = problem.rival(
-            **inputs, **flags, **self.signature.default_scalars(self.case.extents)
-        )
+        rival = problem.rival(**inputs, **self.signature.arguments(flags, self.case.extents))
         calls = {
             "tuner": lambda: self.function(*arguments, **flags),
             BY_HAND: self.by_hand(inputs),

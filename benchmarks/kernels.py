@@ -70,7 +70,7 @@ class Subject:
     @property
     def default(self) -> Choice:
         """The default candidate's variant."""
-        choice = self.manifest.default(self.workload.dtype)
+        choice = self.manifest.default(self.workload.dtype, dict(self.workload.flags))
         assert choice is not None
         return choice
 

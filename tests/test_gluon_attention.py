@@ -180,7 +180,9 @@ def emulate(kernel: str, folder: Path) -> dict:
         assert old in text, old
         path = folder / f"mistake{number}.py"
         path.write_text(text.replace(old, new))
-        wrong.append((old, fault(kernel, path, SHAPES[:2])))
+        # a race shows in some orders of the threads only
+        found = (fault(kernel, path, SHAPES[:2]) for _ in range(5))
+        wrong.append((old, next(filter(None, found), None)))
     return {
         "candidates": {
             str(candidate): fault(kernel, path, SHAPES)
