@@ -23,15 +23,15 @@ class Signature:
         kernel: Name of the kernel.
         inputs: Tensors that a variant reads, in call order.
         outputs: Tensors that a variant writes, in call order.
-        flags: Names and choices of the options that belong to the workload; default first. One
-            with whole numbers may be any from the least of them, and the choices are examples.
-        options: More of them, which a workload and a call of a variant leave out where they have
+        flags: Names and choices of what belongs to the workload; default first. One with whole
+            numbers may be any from the least of them, and the choices are examples.
+        options: More flags, which a workload and a call of a variant leave out where they have
             their default.
         scalars: Names of run-time numbers with their default as an expression over dims.
         defaults: Dims that a workload may leave out, with the expression that stands in.
         valid: Conditions over dims that every workload satisfies.
         guarantees: Names of what a workload may ask of its variant beyond right outputs, of
-            `GUARANTEES`; a variant is not told.
+            `GUARANTEES`: like options that are False by default, but a variant is not told.
     """
 
     kernel: str
