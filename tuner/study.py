@@ -94,9 +94,9 @@ class Study:
         Raises:
             DefaultRejected: The default candidate is not eligible.
         """
-        self._evaluate_default(countdown, report)
         pending: list[_Pending] = []
         try:
+            self._evaluate_default(pending, countdown, report)
             self._refill(pending, countdown)
             while pending and countdown.seconds_left != 0:
                 item = self._next(pending)
@@ -138,13 +138,18 @@ class Study:
         self._trials.append(trial)
         report(trial)
 
-    def _evaluate_default(self, countdown: Countdown, report: Callable[[Trial], None]) -> None:
+    def _evaluate_default(
+        self, pending: list[_Pending], countdown: Countdown, report: Callable[[Trial], None]
+    ) -> None:
+        """Evaluate the default, while others are compiled if that disturbs no measurement."""
         default = self._subject.feasible.default
         source = self._subject.render(self._session.renderer, default)
         if source.sha256 not in self._known:
             countdown.count_trial()
             item = self._propose()
             assert item is not None
+            if not self._session.shares_host:
+                self._refill(pending, countdown)
             self._settle(item, self._outcome_of(item), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
