@@ -16,10 +16,11 @@ from conftest import KERNELS
 
 from tuner.budget import Budget, Countdown
 from tuner.catalog import Catalog
-from tuner.children.child import ChildSpec
+from tuner.children.child import ChildSpec, child_spec
+from tuner.children.host import HostLost
 from tuner.children.worker import Workers
 from tuner.cli.devices import resolve_cards, workers_for
-from tuner.fleet import run_on
+from tuner.fleet import Fleet, run_on
 from tuner.plan import Request, plan
 from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
@@ -45,6 +46,9 @@ class Log:
         self.trials.append(trial)
         if self.stop is not None:
             self.stop.set()
+
+    def lost(self, workload, reason: str) -> None:
+        self.gone = (workload, reason)
 
     def end(self, result: Winner | Failure) -> None:
         self.ended.append(result)
@@ -94,7 +98,7 @@ def test_each_workload_stays_on_one_card_and_both_cards_work(crews, tmp_path):
     logs = [Log(), Log()]
     ended = run_on(sessions, subjects, Budget(seconds=4), logs)
     assert [subject for subject, _ in ended] == list(subjects)
-    assert all(isinstance(result, Winner) for _, result in ended)
+    assert [result for _, result in ended if not isinstance(result, Winner)] == []
     assert [result.workload for _, result in ended] == [item.task.workload for item in subjects]
     assert all(log.ended for log in logs)
     store = Store(tmp_path, sessions[0].device.arch)
@@ -126,6 +130,80 @@ def test_a_failure_of_our_own_code_on_one_card_stops_all(crews, tmp_path):
     with pytest.raises(ChildError):
         run_on(sessions, [broken, *subjects[1:]], Budget(seconds=600), [Log(), Log()])
     assert all(session.stop.is_set() for session in sessions)
+
+
+class Mortal:
+    """A host that is gone once its children were asked for so many evaluations."""
+
+    def __init__(self, spec: ChildSpec, evaluations: int) -> None:
+        self.left, self._spec = evaluations, spec
+        self.asked: dict[str, list[str]] = {"compile": [], "evaluate": []}
+
+    def start(self, role):
+        return MortalChild(self, self._spec.start(role))
+
+
+class MortalChild:
+    def __init__(self, host: Mortal, child) -> None:
+        self._host, self._child = host, child
+        self.kill = child.kill
+
+    def request(self, message, *, timeout_s: float):
+        operation = message["operation"]
+        self._host.left -= operation == "evaluate"
+        if self._host.left < 0:
+            self._child.kill()
+            raise HostLost("pulled the plug")
+        if operation in self._host.asked:
+            self._host.asked[operation].append(Path(message["path"]).stem)
+        return self._child.request(message, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def mortal(crews, tmp_path) -> Iterator[tuple[Session, Mortal]]:
+    """A card that is lost at its third evaluation."""
+    host = Mortal(child_spec("cpu", tmp_path, dict(os.environ)), 2)
+    with Workers(host, jobs=2, sources=tmp_path / "sources") as workers:
+        device = crews[0][0].device
+        store = Store(tmp_path, device.arch, "mortal")
+        yield (
+            dataclasses.replace(
+                crews[0][0], store=store, workers=workers, jobs=2, stop=threading.Event()
+            ),
+            host,
+        )
+
+
+def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_path):
+    (session, host), other = mortal, fresh(crews[0], tmp_path)[1]
+    logs = [Log(), Log()]
+    with Fleet(crews[1][:1], Budget(trials=12)) as fleet:
+        fleet.join(session, logs[0])
+        fleet.wait()
+        assert fleet.idle
+        assert not fleet.finished
+        assert logs[0].gone == (crews[1][0].task.workload, "pulled the plug")
+        fleet.join(other, logs[1])
+        fleet.wait()
+        assert fleet.finished
+        ((_, winner),) = fleet.results()
+    assert isinstance(winner, Winner)
+    trials = Store(tmp_path, other.device.arch).trials
+    assert [trial.card for trial in trials] == ["mortal"] * 2 + ["cpu:1"] * 10
+    untold = set(host.asked["compile"]) - set(host.asked["evaluate"])
+    assert len(untold) > 1
+    assert {trial.source_sha256 for trial in trials[2:]} >= untold
+
+
+def test_a_card_that_joins_takes_what_is_waiting(crews, tmp_path):
+    sessions, subjects = fresh(crews[0], tmp_path), crews[1]
+    logs = [Log(), Log()]
+    with Fleet(subjects, Budget(seconds=5)) as fleet:
+        fleet.join(sessions[0], logs[0])
+        fleet.join(sessions[1], logs[1])
+        fleet.wait()
+        assert [subject for subject, _ in fleet.results()] == list(subjects)
+    assert all(log.ended for log in logs)
 
 
 def test_a_countdown_that_is_stopped_is_spent():

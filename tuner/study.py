@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import optuna
 
 from tuner.budget import Countdown
+from tuner.children.host import HostLost
 from tuner.children.task import Compiled
 from tuner.children.worker import Lethal
 from tuner.guesses import guesses
@@ -93,6 +94,7 @@ class Study:
 
         Raises:
             DefaultRejected: The default candidate is not eligible.
+            HostLost: The machine that measures is gone, or one that compiles.
         """
         self._evaluate_default(countdown, report)
         pending: list[_Pending] = []
@@ -103,15 +105,19 @@ class Study:
                 countdown.count_trial()
                 outcome = self._outcome_of(item)
                 self._settle(item, outcome, report)
+                pending.remove(item)
                 if not pending or not self._session.shares_host:
                     self._refill(pending, countdown)
+        except HostLost as lost:
+            lost.unfinished = tuple(item.candidate for item in pending)
+            raise
         finally:
             for item in pending:
                 if item.future is not None:
                     item.future.cancel()
 
     def _next(self, pending: list[_Pending]) -> _Pending:
-        """Take out the most promising of the candidates whose compilation ended.
+        """Return the most promising of the candidates whose compilation ended.
 
         Where compiling disturbs a measurement, all compilations end before.
         """
@@ -120,9 +126,7 @@ class Study:
         wait(futures, return_when=waits_for)
         ready = [item for item in pending if item.future is None or item.future.done()]
         first = self._sampler.most_promising(self._study, [item.asked for item in ready])
-        item = next(item for item in ready if item.asked is first)
-        pending.remove(item)
-        return item
+        return next(item for item in ready if item.asked is first)
 
     def reject(
         self, candidate: Candidate, rejection: Rejection, report: Callable[[Trial], None]
