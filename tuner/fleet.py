@@ -118,6 +118,11 @@ class Fleet:
         return all(future.done() for future in self._futures)
 
     @property
+    def failed(self) -> bool:
+        """Whether the tuner's own code failed on a card; `results` raises with what."""
+        return any(future.done() and future.exception() for future in self._futures)
+
+    @property
     def finished(self) -> bool:
         """Whether every workload has ended."""
         return self._queue.unfinished == 0
@@ -156,6 +161,7 @@ class Fleet:
 
     def _work(self, session: Session, observer: CardObserver) -> None:
         try:
+            session.workers.warm_up()
             while (share := self._queue.take(session.stop)) is not None:
                 session.store.refresh()  # what won on the other cards is tried early here
                 before = len(session.store.trials)

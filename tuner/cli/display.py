@@ -146,10 +146,12 @@ def spell_interval(interval: Interval) -> str:
 
 
 def results_table(
-    results: Sequence[Winner | Failure], outcomes: dict[Workload, Counter[str]]
+    results: Sequence[Winner | Failure],
+    outcomes: dict[Workload, Counter[str]],
+    title: str = "Winners",
 ) -> Table:
     """Return the table at the end of a run."""
-    table = Table(title="Winners", caption="gain: default / winner; against rival: rival / winner")
+    table = Table(title=title, caption="gain: default / winner; against rival: rival / winner")
     for heading in ("workload", "default", "winner", "gain", "rival", "against rival", "trials"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("gain", "against rival"))
     for result in results:

@@ -45,6 +45,16 @@ store_option = click.option(
     type=click.Path(path_type=Path),
     help="Folder where trials are kept.",
 )
+seed_from_option = click.option(
+    "--seed-from",
+    "seed_from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
+)
+cluster_option = click.option(
+    "--cluster", metavar="ADDRESS|auto", help="A Ray cluster, whose cards of --device all work."
+)
 output_option = click.option(
     "--output",
     default=DEFAULT_OUTPUT,
