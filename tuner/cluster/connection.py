@@ -59,6 +59,8 @@ def connect(address: str) -> None:
         ):  # which Ray takes for this host by its address
             socket.create_connection((host, int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # What happens to nodes is told in our words; Ray would write it among --json's output.
+        ray._private.worker._worker_logs_enabled = False
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"--cluster {address}: no Ray cluster answers: {str(error).splitlines()[0]}; "

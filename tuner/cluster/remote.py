@@ -69,7 +69,7 @@ class RemoteHost:
             raise HostLost(f"no answer in {timeout_s:g} s") from error
         except RayError as error:
             self.lost = True
-            raise HostLost(f"its node is gone: {type(error).__name__}") from error
+            raise HostLost("its node does not answer any more") from error
 
     def close(self) -> None:
         """End what runs on the card and give it back to Ray."""

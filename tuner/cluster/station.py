@@ -17,6 +17,7 @@ from tuner.children.child import ChildProcess, child_spec
 from tuner.children.examiner import Examiner
 from tuner.children.host import ChildLost, Role
 from tuner.cluster.parcel import Files, Harvest, Message, plant, unpack
+from tuner.cluster.scratch import Scratch
 from tuner.records import ChildError, DeviceInfo, TunerError, UsageError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR")
@@ -48,9 +49,9 @@ class Station:
     """
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
-        self._home = TemporaryDirectory(prefix="tuner-node-")
-        self._files = Path(self._home.name) / "files"
-        self._spec = child_spec(kind, Path(self._home.name), environment)
+        self._scratch = Scratch()
+        self._files = self._scratch.path / "files"
+        self._spec = child_spec(kind, self._scratch.path, environment)
         self._children: dict[int, ChildProcess] = {}
         self._keys = itertools.count()
         self._harvest = Harvest(self._spec.cache)
@@ -103,7 +104,7 @@ class Station:
         """End every child and remove what they wrote."""
         for key in list(self._children):
             self.kill(key)
-        self._home.cleanup()
+        self._scratch.close()
 
 
 class CardStation(Station):
@@ -137,7 +138,7 @@ def find_device(kinds: Sequence[str], environment: Mapping[str, str]) -> tuple[s
         UsageError: None is; the message says why, kind by kind.
     """
     reasons = []
-    with TemporaryDirectory(prefix="tuner-node-") as folder:
+    with TemporaryDirectory(prefix="tuner-") as folder:
         for kind in kinds:
             spec = child_spec(kind, Path(folder), environment)
             try:
