@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from conftest import KERNELS, ROOT
 
+from tuner.catalog import Catalog
+from tuner.devices.cpu import Cpu
+from tuner.devices.cuda import Cuda
+from tuner.plan import Request, plan
+from tuner.records import UsageError
+from tuner.render import Renderer
 from tuner.store import open_stores
 
 # Before ray is imported: its nodes are to stay on the loopback interface and report to nobody.
@@ -22,6 +31,10 @@ os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLE
 ray = pytest.importorskip("ray", reason="needs the extra: pip install 'tuner[cluster]'")
 
 from ray.cluster_utils import Cluster as Nodes  # noqa: E402 - only where ray is
+
+from tuner.cluster.connection import connect, kinds_of  # noqa: E402
+from tuner.cluster.parcel import Depot, names_in, pack, unpack  # noqa: E402
+from tuner.cluster.station import Station  # noqa: E402
 
 SIZES = ("N=1000", "N=2000", "N=3000")
 STORE_BYTES = 80 * 2**20
@@ -36,9 +49,10 @@ def add_node(nodes: Nodes, **options: object) -> object:
 
 @pytest.fixture
 def temporary(monkeypatch) -> Iterator[Path]:
-    """Folder in which all that runs on the nodes keeps what it writes; sockets need a short path."""
-    with TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
+    """Folder for what the nodes write; the path of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)  # of this process, which asked before
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         yield Path(folder)
@@ -172,3 +186,184 @@ def test_a_killed_node_loses_nothing_and_an_added_one_is_used(begin, tmp_path, t
     assert "raylet" not in printed
     assert children_under(temporary) == []
     assert free_cpus(nodes.address) == 3
+
+
+@pytest.mark.slow
+def test_kinds_of_card_have_stores_and_winners_of_their_own(begin, tmp_path, monkeypatch):
+    """A node with another compiler is another kind; a second cluster's store is merged."""
+    compiler = tmp_path / "other-g++"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo other 1.0 && exit\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    nodes = begin(2)
+    monkeypatch.setenv("CXX", str(compiler))
+    add_node(nodes)
+    monkeypatch.delenv("CXX")
+    budget = ("--budget", "4trials")
+    printed = Tune(tmp_path, nodes.address, *workloads("N=1000"), *budget).end()
+    assert printed.count("Winners on ") == 2
+    stores = open_stores(tmp_path / ".tuner")
+    assert len(stores) == 2
+    assert len({dict(store.device.versions)["compiler"] for store in stores if store.device}) == 2
+    assert [len(store.winners) for store in stores] == [1, 1]
+    assert [len(store.trials) for store in stores] == [4, 4]
+
+    again = Tune(tmp_path, nodes.address, *workloads("N=1000"), *budget).end()
+    assert again.count("4 trials are known") == 2
+    nodes.shutdown()
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    Tune(other, begin(1).address, *workloads("N=2000"), *budget).end()
+    command = (sys.executable, "-m", "tuner")
+    merged = ("merge", ".tuner", "elsewhere/.tuner", "--output", "merged")
+    subprocess.run([*command, *merged], cwd=tmp_path, check=True)
+    freeze = ("freeze", "--store", "merged", "--output", "both", "--kernels", "kernels")
+    subprocess.run([*command, *freeze], cwd=tmp_path, check=True)
+    (manifest,) = (tmp_path / "both" / "scale").glob("*/manifest.json")
+    text = manifest.read_text()
+    assert "1000" in text
+    assert "2000" in text
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("10.0.0.1", "write auto or HOST:PORT"),
+        ("host:port", "write auto or HOST:PORT"),
+        ("ray://host:10001", "run tune on a node of the cluster"),
+        ("127.1.2.3:1", "no Ray cluster answers: .*Connection refused; begin one"),
+    ],
+)
+def test_an_address_where_no_cluster_is_is_said_at_once(address, words):
+    started = time.monotonic()
+    with pytest.raises(UsageError, match=words):
+        connect(address)
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cuda:0", "Ray hands out the cards of a cluster; write cuda$"),
+        ("interpreter", "it verifies and never times"),
+        ("gpu", "unknown device 'gpu'"),
+    ],
+)
+def test_a_device_that_no_cluster_gives_is_refused(device, words):
+    with pytest.raises(UsageError, match=words):
+        kinds_of(device)
+
+
+def test_cards_are_asked_for_by_kind():
+    assert kinds_of("cuda, cpu,cuda") == ("cuda", "cpu")
+    assert kinds_of("auto") == ("auto",)
+
+
+def test_requests_travel_with_the_files_that_they_name(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    for name in ("problem.py", "one.cpp", "two.cpp"):
+        (here / name).write_text(f"// {name}")
+    contenders = [{"label": name, "path": str(here / f"{name}.cpp")} for name in ("one", "two")]
+    message = {"operation": "race", "problem": str(here / "problem.py"), "contenders": contenders}
+    packed, files = pack(message)
+    assert len(files) == 3
+    assert str(here) not in json.dumps(packed)
+    assert [Path(name).name for name in names_in(packed)] == ["one.cpp", "two.cpp"]
+    unpacked = unpack(packed, files, there)
+    assert Path(unpacked["problem"]).read_text() == "// problem.py"
+    assert [Path(item["path"]).read_text() for item in unpacked["contenders"]] == [
+        "// one.cpp",
+        "// two.cpp",
+    ]
+    assert unpack(packed, files, there) == unpacked
+    assert message["contenders"] is contenders
+
+
+def written_under(folder: Path) -> dict[Path, int]:
+    """Return when each file in the nodes' caches was written."""
+    found = (path for path in folder.glob("tuner-node-*/cache/**/*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def test_what_one_node_compiles_another_finds_in_its_cache(tmp_path, temporary):
+    """Triton compiles for a GPU that is not here; what it made goes through the depot."""
+    catalog, device = Catalog(), Cuda.target("90")
+    (subject, *_) = plan(catalog, device, Request(("softmax",), ("M=64,N=256,dtype=float16",)))
+    source = subject.render(Renderer(catalog.template_folders), subject.feasible.default)
+    path = tmp_path / f"{source.sha256}.py"
+    path.write_text(source.text)
+    message = subject.task.message("compile", edges=False, path=str(path), language="triton")
+    packed, files = pack(message)
+    first, second = Station("cuda", dict(os.environ)), Station("cuda", dict(os.environ))
+    depot = Depot(tmp_path / "cache")
+    try:
+        reply, made = first.compile(packed, files, 120)
+        assert any(name.endswith(".cubin") for name in made)
+        depot.add(packed["path"], made)
+        known: set[str] = set()
+        sent = depot.fetch(names_in(packed), known)
+        assert sent == made
+        assert depot.fetch(names_in(packed), known) == {}
+        second.plant(sent)
+        written = written_under(temporary)
+        assert len(written) == 2 * len(made)
+        again, _ = second.compile(packed, files, 120)
+        assert again["resources"] == reply["resources"]
+        assert again["resources"]["registers"] > 0
+        assert written_under(temporary) == written, "it was compiled again"
+    finally:
+        first.close()
+        second.close()
+    assert list(temporary.glob("tuner-node-*")) == []
+
+
+def test_a_station_tells_what_became_of_a_request(tmp_path, temporary):
+    catalog = Catalog([KERNELS])
+    (subject, *_) = plan(catalog, Cpu().info(), Request(("scale",), ("N=1000",)))
+    problem = tmp_path / "scale.py"
+    problem.write_text("raise ImportError('no such luck')")
+    task = dataclasses.replace(subject.task, problem=problem)
+    packed, files = pack(task.message("suite", workloads=[], most_operations=None))
+    station = Station("cpu", dict(os.environ))
+    try:
+        key = station.start("measure")
+        failed = station.request(key, packed, files, compiled={}, timeout_s=60)
+        assert "no such luck" in failed["failure"]
+        assert str(temporary) not in failed["failure"]
+        late = station.request(key, packed, files, compiled={}, timeout_s=0)
+        assert late["lost"] == ["no reply in 0 s", "start", True]
+    finally:
+        station.close()
+    assert children_under(temporary) == []
+
+
+def test_folders_of_processes_that_were_killed_are_removed(temporary):
+    code = (
+        "from tuner.cluster.scratch import Scratch\n"
+        "held = Scratch()\n"
+        "print(held.path, flush=True)\n"
+        "input()\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(process.stdout.readline().strip()) for process in processes]
+    processes[0].kill()
+    processes[0].wait()
+    assert all(folder.exists() for folder in folders)
+    third = subprocess.run(
+        [sys.executable, "-c", code], input="\n", capture_output=True, text=True
+    )
+    assert third.returncode == 0
+    assert [folder.exists() for folder in folders] == [False, True]
+    assert not Path(third.stdout.strip()).exists()
+    processes[1].communicate("\n")
+    assert not folders[1].exists()

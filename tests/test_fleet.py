@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from tuner.children.child import ChildSpec, child_spec
 from tuner.children.host import HostLost
 from tuner.children.worker import Workers
 from tuner.cli.devices import resolve_cards, workers_for
+from tuner.cli.main import main
 from tuner.fleet import Fleet, run_on
 from tuner.plan import Request, plan
 from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
@@ -195,17 +198,6 @@ def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_p
     assert {trial.source_sha256 for trial in trials[2:]} >= untold
 
 
-def test_a_card_that_joins_takes_what_is_waiting(crews, tmp_path):
-    sessions, subjects = fresh(crews[0], tmp_path), crews[1]
-    logs = [Log(), Log()]
-    with Fleet(subjects, Budget(seconds=5)) as fleet:
-        fleet.join(sessions[0], logs[0])
-        fleet.join(sessions[1], logs[1])
-        fleet.wait()
-        assert [subject for subject, _ in fleet.results()] == list(subjects)
-    assert all(log.ended for log in logs)
-
-
 def test_a_countdown_that_is_stopped_is_spent():
     stop = threading.Event()
     countdowns = [Countdown(Budget(seconds=60), stop), Countdown(Budget(trials=9), stop)]
@@ -256,3 +248,26 @@ def test_cards_may_render_the_same_source_at_the_same_time(tmp_path):
         assert {path.read_text() for path in paths} == {source.text}
     assert len(list(tmp_path.iterdir())) == 20
     workers.close()
+
+
+def test_ray_is_not_loaded_without_a_cluster():
+    code = "import sys, tuner.cli.main, tuner.cli.cluster; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_cluster_without_ray_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr("tuner.cli.cluster.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["--cluster", "auto"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "tune: --cluster auto: Ray is not installed: pip install 'tuner[cluster]'\n"
+    )
+
+
+def test_ranks_and_clusters_exclude_each_other(monkeypatch, capsys):
+    monkeypatch.setattr("tuner.cli.cluster.find_spec", lambda name: name)
+    with pytest.raises(SystemExit):
+        main(["moe_dispatch", "--ranks", "2", "--cluster", "auto"])
+    assert "--ranks 2: ranks share a host" in capsys.readouterr().err

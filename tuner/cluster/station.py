@@ -75,7 +75,7 @@ class Station:
             compiled: What was compiled elsewhere for it.
             timeout_s: Seconds that the child may take.
         """
-        plant(compiled, self._spec.cache)
+        self.plant(compiled)
         unpacked = unpack(message, files, self._files)
         try:
             return self._children[key].request(unpacked, timeout_s=timeout_s)
@@ -84,6 +84,10 @@ class Station:
             return {"lost": [str(loss), loss.phase, loss.timed_out]}
         except ChildError as error:
             return {"failure": str(error).replace(f"{self._files}/", "")}
+
+    def plant(self, compiled: Files) -> None:
+        """Keep what was compiled elsewhere where its children look for it."""
+        plant(compiled, self._spec.cache)
 
     def compile(self, message: Message, files: Files, timeout_s: float) -> tuple[Message, Files]:
         """Return the reply of a child that compiles, and what it has compiled."""
