@@ -48,7 +48,7 @@ def add_node(nodes: Nodes, **options: object) -> object:
 
 
 @pytest.fixture
-def temporary(monkeypatch) -> Iterator[Path]:
+def temporary(tmp_path, monkeypatch) -> Iterator[Path]:
     """Folder for what the nodes write; the path of a socket must be short."""
     with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("TMPDIR", folder)
