@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 from conftest import KERNELS, ROOT
 
+from tuner.ahead import choose
 from tuner.catalog import Catalog
+from tuner.children.task import Compiled
+from tuner.children.worker import Workers
 from tuner.devices.cpu import Cpu
 from tuner.devices.cuda import Cuda
 from tuner.plan import Request, plan
@@ -34,6 +37,7 @@ from ray.cluster_utils import Cluster as Nodes  # noqa: E402 - only where ray is
 
 from tuner.cluster.connection import connect, kinds_of  # noqa: E402
 from tuner.cluster.parcel import Depot, names_in, pack, unpack  # noqa: E402
+from tuner.cluster.remote import RemoteHost  # noqa: E402
 from tuner.cluster.station import Station  # noqa: E402
 
 SIZES = ("N=1000", "N=2000")
@@ -223,6 +227,61 @@ def test_kinds_of_card_have_stores_and_winners_of_their_own(begin, tmp_path, mon
     text = manifest.read_text()
     assert "1000" in text
     assert "2000" in text
+
+
+@pytest.mark.slow
+def test_nodes_of_other_versions_and_without_what_they_promise_are_said(
+    begin, tmp_path, monkeypatch
+):
+    old, broken = tmp_path / "old", tmp_path / "broken"
+    shutil.copytree(ROOT / "tuner", old / "tuner")
+    (old / "tuner" / "__init__.py").write_text('__version__ = "0.0.1"\n')
+    (broken / "tuner").mkdir(parents=True)
+    (broken / "tuner" / "__init__.py").write_text("raise ImportError(\"No module named 'tuner'\")")
+    nodes = begin(2)
+    for folder in (old, broken):
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        add_node(nodes)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    add_node(nodes, num_gpus=1)
+    run = Tune(tmp_path, nodes.address, "--device", "cpu,cuda", "--budget", "40s")
+    expected = {
+        "has tuner 0.0.1: install ",
+        "the tuner is not installed there: `pip install 'tuner==",
+        "sees no NVIDIA GPU here",
+        " trial 1: ",
+    }
+    while expected:
+        line = run.read_until("|".join(expected))
+        expected = {words for words in expected if not re.search(words, line)}
+    run.interrupt()
+    run.end()
+
+
+@pytest.mark.slow
+def test_compilations_run_on_any_node_and_again_elsewhere_if_it_dies(begin, tmp_path):
+    catalog, device = Catalog(), Cuda.target("90")
+    (subject, *_) = plan(catalog, device, Request(("softmax",), ("M=64,N=256,dtype=float16",)))
+    renderer = Renderer(catalog.template_folders)
+    candidates = choose(subject.feasible, 12, 0)
+    nodes = begin(3)
+    connect(nodes.address)
+    depot = Depot(tmp_path / "cache")
+    host = RemoteHost(None, "cuda", depot, alone=False)
+    (tmp_path / "sources").mkdir()
+    try:
+        with Workers(host, jobs=4, sources=tmp_path / "sources") as workers:
+            workers.warm_up()
+            sources = [subject.render(renderer, candidate) for candidate in candidates]
+            futures = [workers.compile(subject.task, source) for source in sources]
+            futures[0].result(WAIT_S)
+            (doomed, _) = (node for node in nodes.list_all_nodes() if node != nodes.head_node)
+            nodes.remove_node(doomed, allow_graceful=False)
+            compiled = [future.result(WAIT_S) for future in futures]
+    finally:
+        ray.shutdown()
+    assert all(isinstance(item, Compiled) and item.resources.registers for item in compiled)
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) >= len(set(sources))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tuner.cluster.cluster import Card, Cluster
 
 _GLANCE_S = 0.5
+_TELL_S = 15.0
+"""Seconds without a card after which it is said."""
+
 _PATIENCE_S = 60.0
 """Seconds to wait for a card while none is at work."""
 
@@ -47,7 +50,7 @@ def tune_on_cluster(options: RunOptions, environment: Mapping[str, str]) -> int:
         try:
             run.work()
         except KeyboardInterrupt:
-            job.console.print("interrupted: the workloads at hand still get their finals")
+            job.console.print("interrupted; workloads at hand still get their finals")
         ended = run.conclude()
     return report_run(job, ended)
 
@@ -79,6 +82,7 @@ class _Run:
         self._stack = stack
         self._kinds: list[_Kind] = []
         self._active_s = time.monotonic()
+        self._told = False
 
     def work(self) -> None:
         """Have every card that joins take workloads, until all have ended or no card is left.
@@ -97,10 +101,11 @@ class _Run:
                 self._job.console.print(self._cluster.complaints.pop(0), markup=False)
         if not self._kinds:
             options = self._job.options
+            busy = self._cluster.waiting
+            used = f", {busy} of its cards in use by others: see `ray status`" if busy else ""
             raise UsageError(
                 f"--cluster {options.cluster}: no card for --device {options.device} in "
-                f"{_PATIENCE_S:g} s: {self._cluster.describe()}, {self._cluster.waiting} places "
-                "for cards are in use by others; `ray status` shows them"
+                f"{_PATIENCE_S:g} s: {self._cluster.describe()}{used}"
             )
 
     def conclude(self) -> list[Ended]:
@@ -125,8 +130,12 @@ class _Run:
         if any(kind.fleet.failed for kind in self._kinds):
             return True
         if not all(kind.fleet.idle for kind in self._kinds):
-            self._active_s = time.monotonic()
-        return time.monotonic() - self._active_s > _PATIENCE_S
+            self._active_s, self._told = time.monotonic(), False
+        idle_s = time.monotonic() - self._active_s
+        if idle_s > _TELL_S and not self._told:
+            self._job.console.print(f"no card is at work: waiting {_PATIENCE_S:g} s for one")
+            self._told = True
+        return idle_s > _PATIENCE_S
 
     def _enlist(self, card: Card) -> None:
         options = self._job.options

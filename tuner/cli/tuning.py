@@ -158,7 +158,7 @@ def freeze_ended(
 
 
 def report_run(job: Job, kinds: Sequence[Ended]) -> int:
-    """Print how a run ended, by kind of card; return 0 if all of it is sound."""
+    """Print how a run ended, by kind of card; return 0 if there is one and all is sound."""
     results = [pair for kind in kinds for pair in kind.results]
     if job.options.as_json:
         click.echo(json.dumps([codec.to_json(result) for _, result in results], indent=2))
@@ -170,7 +170,7 @@ def report_run(job: Job, kinds: Sequence[Ended]) -> int:
     _print_next_steps(job.console, results, job.options)
     for fault in (fault for kind in kinds for fault in kind.faults):
         job.console.print(fault, style="red", markup=False)
-    return 0 if all(kind.sound for kind in kinds) else 1
+    return 0 if kinds and all(kind.sound for kind in kinds) else 1
 
 
 def within(card: DeviceCard, subject: Subject) -> Subject:

@@ -119,7 +119,8 @@ class Cluster:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         have = ray.cluster_resources()
         shown = [f"{have[name]:g} {name}" for name in ("CPU", "GPU") if have.get(name)]
-        return f"{len(nodes)} nodes with {' and '.join(shown) or 'neither CPU nor GPU'}"
+        count = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
+        return f"{count} with {' and '.join(shown) or 'neither CPU nor GPU'}"
 
     def __enter__(self) -> Cluster:
         return self

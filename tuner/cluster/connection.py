@@ -63,6 +63,6 @@ def connect(address: str) -> None:
         ray._private.worker._worker_logs_enabled = False
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"--cluster {address}: no Ray cluster answers: {str(error).splitlines()[0]}; "
+            f"--cluster {address}: no Ray cluster answers: {str(error).partition('. ')[0]}; "
             "begin one with `ray start --head` and run tune on one of its nodes"
         ) from error

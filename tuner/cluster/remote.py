@@ -100,7 +100,7 @@ class StationChild:
             lambda: method.remote(self.key, packed, files, compiled=compiled, timeout_s=timeout_s),
             timeout_s + _GRACE_S,
         )
-        return _opened(reply)
+        return _opened(reply, packed, message)
 
     def kill(self) -> None:
         """End the child."""
@@ -145,7 +145,7 @@ class TaskChild:
             self._running = None
         for name in names_in(packed):
             self._depot.add(name, compiled)
-        return _opened(reply)
+        return _opened(reply, packed, message)
 
     def kill(self) -> None:
         """Give up what is compiling; the process is Ray's."""
@@ -158,13 +158,14 @@ def _compile_task() -> Any:
     return ray.remote(num_cpus=1, max_retries=-1)(compile_here)
 
 
-def _opened(reply: Message) -> Message:
-    """Return a reply, or raise what it stands for."""
+def _opened(reply: Message, packed: Message, message: Mapping[str, Any]) -> Message:
+    """Return a reply, or raise what it stands for, with the user's file by its own path."""
     if "lost" in reply:
         text, phase, timed_out = reply["lost"]
         raise ChildLost(text, phase, timed_out=timed_out)
     if "failure" in reply:
-        raise ChildError(reply["failure"])
+        paths = (item.get("problem", "") for item in (packed, message))
+        raise ChildError(reply["failure"].replace(*paths))
     return reply
 
 
