@@ -42,6 +42,8 @@ class RunOptions:
     as_json: bool
     ranks: int
     cluster: str | None
+    max_variants: int | None
+    max_slowdown: float | None
 
 
 def crews_of(

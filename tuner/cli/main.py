@@ -15,10 +15,11 @@ from tuner.cli import measuring, results
 from tuner.cli.options import (
     SEED,
     TIMEOUT,
-    FiniteRange,
     cluster_option,
     device_option,
     kernels_option,
+    max_slowdown_option,
+    max_variants_option,
     output_option,
     process_environment,
     seed_from_option,
@@ -80,6 +81,8 @@ def tune() -> None:
     help="Devices that exchange: the slowest one's time counts.",
 )
 @cluster_option
+@max_variants_option
+@max_slowdown_option
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")
@@ -193,12 +196,8 @@ def verify(**options: Any) -> None:
 @output_option
 @store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
-@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
-@click.option(
-    "--max-slowdown",
-    type=FiniteRange(1.0),
-    help="Share variants where a workload takes at most this many times its winner's time.",
-)
+@max_variants_option
+@max_slowdown_option
 @kernels_option
 def freeze(
     output: Path,
@@ -210,13 +209,11 @@ def freeze(
 ) -> None:
     """Write the package from the store's winners, or check the one that is there."""
     from tuner.cli.packaging import check_package, freeze_store
-    from tuner.cover import Limits
+    from tuner.cover import limits_of
 
     if check:
         sys.exit(check_package(Catalog(folders), output))
-    asked = max_variants is not None or max_slowdown is not None
-    limits = Limits(max_variants, max_slowdown) if asked else None
-    freeze_store(Catalog(folders), store, output, limits)
+    freeze_store(Catalog(folders), store, output, limits_of(max_variants, max_slowdown))
 
 
 @tune.command()

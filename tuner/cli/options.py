@@ -55,6 +55,14 @@ seed_from_option = click.option(
 cluster_option = click.option(
     "--cluster", metavar="ADDRESS|auto", help="A Ray cluster, whose cards of --device all work."
 )
+max_variants_option = click.option(
+    "--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture."
+)
+max_slowdown_option = click.option(
+    "--max-slowdown",
+    type=FiniteRange(1.0),
+    help="Share variants where a workload takes at most this many times its winner's time.",
+)
 output_option = click.option(
     "--output",
     default=DEFAULT_OUTPUT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from tuner.children.worker import Lethal, Workers
 from tuner.cli.crew import RunOptions, crews_of, run_sessions, same_device, session_of, store_name
 from tuner.cli.devices import resolve_cards
 from tuner.cli.display import Progress, make_console, outcomes_of, results_table
-from tuner.cli.packaging import freeze_winners
+from tuner.cli.packaging import chosen, freeze_winners
 from tuner.cli.probe import cards_folder
+from tuner.cover import limits_of
 from tuner.evidence.card import DeviceCard, card_of
 from tuner.package.freeze import check_output
 from tuner.plan import Request, plan
-from tuner.records import DeviceInfo, Failure, Winner, Workload
+from tuner.records import DeviceInfo, Failure, UsageError, Winner, Workload
 from tuner.render import Renderer
 from tuner.seeds import Seed, fit, read_seeds
 from tuner.session import Subject
@@ -148,13 +149,22 @@ def freeze_ended(
         crews: The children of its cards, the next for when a card is lost.
         ended: How the workloads of this run ended.
     """
-    freeze_winners(job.catalog, Store(job.options.store, name).winners, job.options.output)
+    options, store, faults = job.options, Store(job.options.store, name), []
+    limits = limits_of(options.max_variants, options.max_slowdown)
+    try:
+        winners = chosen(store, limits, job.console.print)
+    except UsageError as error:  # not a reason to lose what was found
+        winners, faults = list(store.winners), [f"every winner is frozen: {error}"]
+    freeze_winners(job.catalog, winners, options.output)
+    served = {winner.workload: winner for winner in winners}
+    frozen = [
+        (subject, served[result.workload] if isinstance(result, Winner) else result)
+        for subject, result in ended
+    ]
     for crew in crews:
-        try:
-            return list(_verify_frozen(crew, ended))
-        except HostLost:
-            continue
-    return ["the frozen winners are not verified: no card is left"]
+        with suppress(HostLost):
+            return [*faults, *_verify_frozen(crew, frozen)]
+    return [*faults, "the frozen winners are not verified: no card is left"]
 
 
 def report_run(job: Job, kinds: Sequence[Ended]) -> int:

@@ -87,6 +87,7 @@ class Cluster:
         self._refused: set[Slot] = set()
         self.cards: dict[Slot, Card] = {}
         self.complaints: list[str] = []
+        self._said: set[str] = set()
         connect(address)
 
     def joined(self, timeout_s: float) -> list[Card]:
@@ -195,7 +196,10 @@ class Cluster:
 
     def _refuse(self, slot: Slot, claim: _Claim, reason: str) -> None:
         self._refused.add(slot)
-        self.complaints.append(f"{claim.node_name}: {reason}")
+        complaint = f"{claim.node_name}: {reason}"
+        if complaint not in self._said:  # once for all cards of a node
+            self.complaints.append(complaint)
+        self._said.add(complaint)
         ray.kill(claim.host.station)
 
     def _drop_lost(self) -> None:
