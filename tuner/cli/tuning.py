@@ -22,17 +22,16 @@ from tuner.cli.devices import resolve_cards
 from tuner.cli.display import Progress, make_console, outcomes_of, results_table
 from tuner.cli.packaging import chosen, freeze_winners
 from tuner.cli.probe import cards_folder
+from tuner.cli.seeding import print_landings, seeded
 from tuner.cover import limits_of
 from tuner.evidence.card import DeviceCard, card_of
 from tuner.package.freeze import check_output
 from tuner.plan import Request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner, Workload
 from tuner.render import Renderer
-from tuner.seeds import Seed, fit, read_seeds
+from tuner.seeds import Seed, read_seeds
 from tuner.session import Subject
 from tuner.store import Store
-
-_MOST_REASONS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Job:
         console: Where to print.
         catalog: Where the kernels are.
         budget: How long to search.
-        seeds: What others found.
+        seeds: What others found, by file.
         renderer: Renders the candidates.
         cards: Folder of the cards that say what devices can do.
     """
@@ -53,7 +52,7 @@ class Job:
     console: Console
     catalog: Catalog
     budget: Budget
-    seeds: Sequence[Seed]
+    seeds: Mapping[Path, Sequence[Seed]]
     renderer: Renderer
     cards: Path
 
@@ -108,7 +107,7 @@ def job_of(options: RunOptions, environment: Mapping[str, str]) -> Job:
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
     check_output(options.output)  # not after an hour
-    seeds = [seed for path in options.seed_from for seed in read_seeds(path)]
+    seeds = {path: read_seeds(path) for path in options.seed_from}
     renderer = Renderer(catalog.template_folders)
     cards = cards_folder(options.store, environment)
     return Job(options, console, catalog, budget, seeds, renderer, cards)
@@ -126,7 +125,8 @@ def prepare(job: Job, device: DeviceInfo, workers: Workers, name: str) -> list[S
     options = job.options
     card = card_of(workers, job.cards)
     planned = plan(job.catalog, device, _request(options))
-    subjects = list(_seeded(job.console, [within(card, item) for item in planned], job.seeds))
+    seeds = [seed for given in job.seeds.values() for seed in given]
+    subjects = list(seeded(job.console, [within(card, item) for item in planned], seeds))
     store = Store(options.store, name)
     if options.fresh:
         store.forget()
@@ -156,6 +156,7 @@ def freeze_ended(
     except UsageError as error:  # not a reason to lose what was found
         winners, faults = list(store.winners), [f"every winner is frozen: {error}"]
     freeze_winners(job.catalog, winners, options.output)
+    print_landings(job.console, job.seeds, ended, store.trials)
     served = {winner.workload: winner for winner in winners}
     frozen = [
         (subject, served[result.workload] if isinstance(result, Winner) else result)
@@ -195,27 +196,6 @@ def _request(options: RunOptions) -> Request:
     sets = tuple(name for name in options.sets if name not in files)
     captured = tuple(map(Path, files))
     return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
-
-
-def _seeded(
-    console: Console, subjects: Sequence[Subject], seeds: Sequence[Seed]
-) -> Iterator[Subject]:
-    """Yield the subjects with what they take over from others; say what they do not."""
-    left_out: Counter[str] = Counter()
-    for subject in subjects:
-        found = fit(subject, seeds)
-        if seeds:
-            workload = subject.task.workload
-            console.print(
-                f"{workload.kernel} {workload}: {len(found.candidates)} first candidates of "
-                f"{len(seeds)} configurations"
-            )
-        left_out.update(found.left_out)
-        yield replace(subject, seeds=tuple(found.candidates))
-    for reason, count in left_out.most_common(_MOST_REASONS):
-        console.print(f"  left out {count} x {reason}", markup=False)
-    if (more := len(left_out) - _MOST_REASONS) > 0:
-        console.print(f"  and for {more} further reasons")
 
 
 def _verify_frozen(
