@@ -26,7 +26,10 @@ _EXPORTED = frozenset(
 ).union(item.name for kind in (Measurement, Resources) for item in fields(kind))
 """Columns of a store's CSV export that are no parameters, beside the template."""
 
-_FORMATS = "a CSV table, a Kernel Tuner cache file, a T4 results file or a trials.jsonl or CSV export of ours"
+_FORMATS = (
+    "a CSV table, a Kernel Tuner cache file, a T4 results file, or a trials.jsonl or CSV export "
+    "of ours"
+)
 _OUTCOMES = ("time_ms", "status")
 _INFEASIBLE = "constraints"
 """The stage of what a constraint rejects: no part of the feasible set."""
