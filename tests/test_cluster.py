@@ -40,7 +40,7 @@ from tuner.cluster.parcel import Depot, names_in, pack, unpack  # noqa: E402
 from tuner.cluster.remote import RemoteHost  # noqa: E402
 from tuner.cluster.station import Station  # noqa: E402
 
-SIZES = ("N=1000", "N=2000")
+SIZES = ("N=10000", "N=20000")
 STORE_BYTES = 80 * 2**20
 WAIT_S = 120.0
 
@@ -204,7 +204,7 @@ def test_kinds_of_card_have_stores_and_winners_of_their_own(begin, tmp_path, mon
     add_node(nodes)
     monkeypatch.delenv("CXX")
     budget = ("--budget", "4trials")
-    printed = Tune(tmp_path, nodes.address, *workloads("N=1000"), *budget).end()
+    printed = Tune(tmp_path, nodes.address, *workloads("N=10000"), *budget).end()
     assert printed.count("Winners on ") == 2
     stores = open_stores(tmp_path / ".tuner")
     assert len(stores) == 2
@@ -212,12 +212,12 @@ def test_kinds_of_card_have_stores_and_winners_of_their_own(begin, tmp_path, mon
     assert [len(store.winners) for store in stores] == [1, 1]
     assert [len(store.trials) for store in stores] == [4, 4]
 
-    again = Tune(tmp_path, nodes.address, *workloads("N=1000"), *budget).end()
+    again = Tune(tmp_path, nodes.address, *workloads("N=10000"), *budget).end()
     assert again.count("4 trials are known") == 2
     nodes.shutdown()
     other = tmp_path / "elsewhere"
     other.mkdir()
-    Tune(other, begin(2).address, *workloads("N=2000"), *budget).end()
+    Tune(other, begin(2).address, *workloads("N=20000"), *budget).end()
     command = (sys.executable, "-m", "tuner")
     merged = ("merge", ".tuner", "elsewhere/.tuner", "--output", "merged")
     subprocess.run([*command, *merged], cwd=tmp_path, check=True)
@@ -225,8 +225,8 @@ def test_kinds_of_card_have_stores_and_winners_of_their_own(begin, tmp_path, mon
     subprocess.run([*command, *freeze], cwd=tmp_path, check=True)
     (manifest,) = (tmp_path / "both" / "scale").glob("*/manifest.json")
     text = manifest.read_text()
-    assert "1000" in text
-    assert "2000" in text
+    assert "10000" in text
+    assert "20000" in text
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tuner.render import Renderer
 from tuner.session import Session, Subject
 from tuner.store import Store
 
-SIZES = ("N=1000", "N=2000", "N=3000", "N=4000")
+SIZES = ("N=10000", "N=20000", "N=30000", "N=40000")  # long enough for the clock
 
 
 class Log:
@@ -136,10 +136,10 @@ def test_a_failure_of_our_own_code_on_one_card_stops_all(crews, tmp_path):
 
 
 class Mortal:
-    """A host that is gone once its children were asked for so many evaluations."""
+    """A host that is gone once its children were asked for an operation so many times."""
 
-    def __init__(self, spec: ChildSpec, evaluations: int) -> None:
-        self.left, self._spec = evaluations, spec
+    def __init__(self, spec: ChildSpec, operation: str, times: int) -> None:
+        self.operation, self.left, self._spec = operation, times, spec
         self.asked: dict[str, list[str]] = {"compile": [], "evaluate": []}
 
     def start(self, role):
@@ -153,7 +153,7 @@ class MortalChild:
 
     def request(self, message, *, timeout_s: float):
         operation = message["operation"]
-        self._host.left -= operation == "evaluate"
+        self._host.left -= operation == self._host.operation
         if self._host.left < 0:
             self._child.kill()
             raise HostLost("pulled the plug")
@@ -163,9 +163,10 @@ class MortalChild:
 
 
 @pytest.fixture
-def mortal(crews, tmp_path) -> Iterator[tuple[Session, Mortal]]:
-    """A card that is lost at its third evaluation."""
-    host = Mortal(child_spec("cpu", tmp_path, dict(os.environ)), 2)
+def mortal(crews, tmp_path, request) -> Iterator[tuple[Session, Mortal]]:
+    """A card that is lost at its third evaluation, or as asked."""
+    fate = getattr(request, "param", ("evaluate", 2))
+    host = Mortal(child_spec("cpu", tmp_path, dict(os.environ)), *fate)
     with Workers(host, jobs=2, sources=tmp_path / "sources") as workers:
         device = crews[0][0].device
         store = Store(tmp_path, device.arch, "mortal")
@@ -196,6 +197,22 @@ def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_p
     untold = set(host.asked["compile"]) - set(host.asked["evaluate"])
     assert len(untold) > 1
     assert {trial.source_sha256 for trial in trials[2:]} >= untold
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mortal", [("race", 0), ("verify", 1)], indirect=True)
+def test_a_card_that_is_lost_in_a_final_leaves_the_final_to_another(crews, mortal, tmp_path):
+    (session, _), other = mortal, fresh(crews[0], tmp_path)[1]
+    with Fleet(crews[1][:1], Budget(trials=6)) as fleet:
+        fleet.join(session, Log())
+        fleet.wait()
+        assert not fleet.finished
+        fleet.join(other, Log())
+        fleet.wait()
+        ((_, winner),) = fleet.results()
+    assert isinstance(winner, Winner)
+    trials = Store(tmp_path, other.device.arch).trials
+    assert [trial.card for trial in trials] == ["mortal"] * 6
 
 
 def test_a_countdown_that_is_stopped_is_spent():
