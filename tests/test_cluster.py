@@ -25,7 +25,7 @@ from tuner.children.worker import Workers
 from tuner.devices.cpu import Cpu
 from tuner.devices.cuda import Cuda
 from tuner.plan import Request, plan
-from tuner.records import UsageError
+from tuner.records import Measurement, UsageError
 from tuner.render import Renderer
 from tuner.store import open_stores
 
@@ -35,6 +35,7 @@ ray = pytest.importorskip("ray", reason="needs the extra: pip install 'tuner[clu
 
 from ray.cluster_utils import Cluster as Nodes  # noqa: E402 - only where ray is
 
+from tuner.cluster.cluster import slots_of  # noqa: E402
 from tuner.cluster.connection import connect, kinds_of  # noqa: E402
 from tuner.cluster.parcel import Depot, names_in, pack, unpack  # noqa: E402
 from tuner.cluster.remote import RemoteHost  # noqa: E402
@@ -84,14 +85,14 @@ def begin(temporary) -> Iterator[Callable[[int], Nodes]]:
 class Tune:
     """The command at work on a cluster, in a process of its own, which is read line by line."""
 
-    def __init__(self, folder: Path, address: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, address: str, *arguments: str, kernel: str = "scale") -> None:
         kernels = folder / "kernels"
         if not kernels.exists():  # a space that is not searched to its end meanwhile
             shutil.copytree(KERNELS, kernels)
             space = kernels / "search_spaces" / "scale.yaml"
             many = str(list(range(60)))
             space.write_text(space.read_text().replace("[0, 1, 2, 4, 8]", many))
-        command = (sys.executable, "-m", "tuner", "scale", "--kernels", "kernels")
+        command = (sys.executable, "-m", "tuner", kernel, "--kernels", "kernels")
         self.lines: list[str] = []
         self._process = subprocess.Popen(
             [*command, "--cluster", address, *arguments],
@@ -284,6 +285,22 @@ def test_compilations_run_on_any_node_and_again_elsewhere_if_it_dies(begin, tmp_
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) >= len(set(sources))
 
 
+@pytest.mark.gpu
+def test_a_gpu_measures_what_any_node_compiled(begin, tmp_path):
+    nodes = begin(2)
+    add_node(nodes, cpus=0, num_gpus=1)
+    workload = ("--workload", "M=1024,N=4096,dtype=bfloat16")
+    run = Tune(tmp_path, nodes.address, *workload, "--budget", "30s", kernel="softmax")
+    assert "/cuda:" in run.read_until(" joins: ")
+    run.end()
+    (store,) = open_stores(tmp_path / ".tuner")
+    timed = [trial for trial in store.trials if isinstance(trial.outcome, Measurement)]
+    assert len(timed) > 1
+    assert all("/cuda:" in (trial.card or "") for trial in timed)
+    passed_through = (tmp_path / ".tuner" / "cache" / "triton").rglob("*.cubin")
+    assert len(list(passed_through)) >= len(timed)
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -316,6 +333,30 @@ def test_a_device_that_no_cluster_gives_is_refused(device, words):
 def test_cards_are_asked_for_by_kind():
     assert kinds_of("cuda, cpu,cuda") == ("cuda", "cpu")
     assert kinds_of("auto") == ("auto",)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda", {"gpus": [("cuda",), ("cuda",)]}),
+        ("cuda,hip", {"gpus": [("cuda", "hip")] * 2}),
+        ("cpu", {"gpus": [("cpu",)], "cpus": [("cpu",)]}),
+        ("cpu,cuda", {"gpus": [("cuda",)] * 2, "cpus": [("cpu",)]}),
+        ("accelerator", {"other": [("accelerator",)]}),
+    ],
+)
+def test_a_cpu_is_a_card_where_no_gpu_of_its_node_is_asked_for(device, expected):
+    resources = {
+        "head": {"node:10.0.0.1": 1.0},
+        "gpus": {"CPU": 16.0, "GPU": 2.0},
+        "cpus": {"CPU": 8.0},
+        "other": {"accelerator": 1.0},
+    }
+    nodes = [{"NodeID": name, "Resources": has} for name, has in resources.items()]
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for slot in slots_of(kinds_of(device), nodes):
+        found.setdefault(slot.node, []).append(slot.kinds)
+    assert found == expected
 
 
 def test_requests_travel_with_the_files_that_they_name(tmp_path):

@@ -50,13 +50,14 @@ seed_from_option = click.option(
     "seed_from",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
+    help="Others' results to try first, a file or folder: of vLLM, SGLang, Triton, Helion, Kernel "
+    "Tuner, or a package, store or export of ours.",
 )
 cluster_option = click.option(
     "--cluster", metavar="ADDRESS|auto", help="A Ray cluster, whose cards of --device all work."
 )
 max_variants_option = click.option(
-    "--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture."
+    "--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture, when frozen."
 )
 max_slowdown_option = click.option(
     "--max-slowdown",

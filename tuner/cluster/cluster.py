@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +97,10 @@ class Cluster:
         """
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         self._drop_lost()
-        slots = list(self._slots(list(nodes.values())))
-        cpus = sum(int(node["Resources"].get("CPU", 0)) for node in nodes.values())
+        if self._kinds == ("auto",):  # once: a run does not change its mind
+            self._kinds = GPUS if _count(nodes.values(), "GPU") else ("cpu",)
+        slots = list(slots_of(self._kinds, nodes.values()))
+        cpus = _count(nodes.values(), "CPU")
         for slot in slots:
             if slot not in self.cards and slot not in self._claims and slot not in self._refused:
                 self._claims[slot] = self._claim(slot, nodes[slot.node], cpus // len(slots))
@@ -137,23 +139,6 @@ class Cluster:
         for card in self.cards.values():
             card.host.close()
         ray.shutdown()
-
-    def _slots(self, nodes: Sequence[Any]) -> Iterator[Slot]:
-        """Yield the places for cards; a CPU is one where no GPU of its node is."""
-        if self._kinds == ("auto",):
-            some = any(node["Resources"].get("GPU") for node in nodes)
-            self._kinds = GPUS if some else ("cpu",)
-        gpus = tuple(kind for kind in self._kinds if kind in GPUS)
-        for node in nodes:
-            resources = node["Resources"]
-            counts = {gpus: int(resources.get("GPU", 0)) if gpus else 0}
-            for kind in self._kinds:
-                if kind == "cpu":
-                    counts["cpu",] = int(resources.get("CPU", 0) >= 1 and not counts[gpus])
-                elif kind not in GPUS:
-                    counts[kind,] = int(resources.get(kind, 0))
-            for kinds, count in counts.items():
-                yield from (Slot(node["NodeID"], kinds, index) for index in range(count))
 
     def _claim(self, slot: Slot, node: Any, jobs: int) -> _Claim:
         """Ask Ray for a place: a CPU as a card is the whole node, so that nothing disturbs it."""
@@ -207,6 +192,29 @@ class Cluster:
         for slot in [slot for slot, card in self.cards.items() if card.host.lost]:
             with suppress(RayError):
                 ray.kill(self.cards.pop(slot).host.station)
+
+
+def slots_of(kinds: Sequence[str], nodes: Iterable[Mapping[str, Any]]) -> Iterator[Slot]:
+    """Yield the places for cards of some kinds, as Ray describes the nodes.
+
+    A CPU is a place where no GPU of its node is asked for; of any other kind there are as many as
+    the node has of a resource of its name.
+    """
+    gpus = tuple(kind for kind in kinds if kind in GPUS)
+    for node in nodes:
+        resources = node["Resources"]
+        counts = {gpus: int(resources.get("GPU", 0)) if gpus else 0}
+        for kind in kinds:
+            if kind == "cpu":
+                counts["cpu",] = int(resources.get("CPU", 0) >= 1 and not counts[gpus])
+            elif kind not in GPUS:
+                counts[kind,] = int(resources.get(kind, 0))
+        for group, count in counts.items():
+            yield from (Slot(node["NodeID"], group, index) for index in range(count))
+
+
+def _count(nodes: Iterable[Mapping[str, Any]], resource: str) -> int:
+    return sum(int(node["Resources"].get(resource, 0)) for node in nodes)
 
 
 def _is_alive(node_id: str) -> bool:
