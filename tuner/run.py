@@ -69,7 +69,11 @@ def run(
 def tune(
     session: Session, subject: Subject, budget: Budget, observer: Observer
 ) -> tuple[Winner | Failure, bool]:
-    """Search one workload and race its best; return how it ended and whether by an interrupt."""
+    """Search one workload and race its best; return how it ended and whether by an interrupt.
+
+    Raises:
+        HostLost: The machine that measures is gone; the store has what it measured.
+    """
     interrupted = False
     result: Winner | Failure
     try:
