@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
+from conftest import KERNELS
 from frozen import TEMPLATES, Project
 
 from tuner.cover import Limits, cover
@@ -144,3 +146,14 @@ def test_the_package_holds_the_shared_variants_alone(tmp_path):
         frozen = package_winners(tmp_path / "pkg")
         assert len(frozen) == 2
         assert len({item.source for item in frozen}) == count
+
+
+def test_a_run_may_freeze_few_variants(tune, tmp_path):
+    sizes = ("N=1000", "N=30000")
+    workloads = [word for size in sizes for word in ("--workload", size)]
+    few = ("--budget", "2s", "--max-variants", "1")
+    done = tune("scale", "--kernels", str(KERNELS), "--device", "cpu", *workloads, *few)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"1 of \d variants serve 2 workloads, the worst in \d", done.stdout)
+    winners = package_winners(tmp_path / "kernels_generated")
+    assert len({winner.source.sha256 for winner in winners}) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,17 +18,19 @@ from conftest import KERNELS
 
 from tuner.budget import Budget, Countdown
 from tuner.catalog import Catalog
-from tuner.children.child import ChildSpec
+from tuner.children.child import ChildSpec, child_spec
+from tuner.children.host import HostLost
 from tuner.children.worker import Workers
 from tuner.cli.devices import resolve_cards, workers_for
-from tuner.fleet import run_on
+from tuner.cli.main import main
+from tuner.fleet import Fleet, run_on
 from tuner.plan import Request, plan
 from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
 from tuner.session import Session, Subject
 from tuner.store import Store
 
-SIZES = ("N=1000", "N=2000", "N=3000", "N=4000")
+SIZES = ("N=10000", "N=20000", "N=30000", "N=40000")  # long enough for the clock
 
 
 class Log:
@@ -45,6 +49,9 @@ class Log:
         self.trials.append(trial)
         if self.stop is not None:
             self.stop.set()
+
+    def lost(self, workload, reason: str) -> None:
+        self.gone = (workload, reason)
 
     def end(self, result: Winner | Failure) -> None:
         self.ended.append(result)
@@ -94,7 +101,7 @@ def test_each_workload_stays_on_one_card_and_both_cards_work(crews, tmp_path):
     logs = [Log(), Log()]
     ended = run_on(sessions, subjects, Budget(seconds=4), logs)
     assert [subject for subject, _ in ended] == list(subjects)
-    assert all(isinstance(result, Winner) for _, result in ended)
+    assert [result for _, result in ended if not isinstance(result, Winner)] == []
     assert [result.workload for _, result in ended] == [item.task.workload for item in subjects]
     assert all(log.ended for log in logs)
     store = Store(tmp_path, sessions[0].device.arch)
@@ -126,6 +133,86 @@ def test_a_failure_of_our_own_code_on_one_card_stops_all(crews, tmp_path):
     with pytest.raises(ChildError):
         run_on(sessions, [broken, *subjects[1:]], Budget(seconds=600), [Log(), Log()])
     assert all(session.stop.is_set() for session in sessions)
+
+
+class Mortal:
+    """A host that is gone once its children were asked for an operation so many times."""
+
+    def __init__(self, spec: ChildSpec, operation: str, times: int) -> None:
+        self.operation, self.left, self._spec = operation, times, spec
+        self.asked: dict[str, list[str]] = {"compile": [], "evaluate": []}
+
+    def start(self, role):
+        return MortalChild(self, self._spec.start(role))
+
+
+class MortalChild:
+    def __init__(self, host: Mortal, child) -> None:
+        self._host, self._child = host, child
+        self.kill = child.kill
+
+    def request(self, message, *, timeout_s: float):
+        operation = message["operation"]
+        self._host.left -= operation == self._host.operation
+        if self._host.left < 0:
+            self._child.kill()
+            raise HostLost("pulled the plug")
+        if operation in self._host.asked:
+            self._host.asked[operation].append(Path(message["path"]).stem)
+        return self._child.request(message, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def mortal(crews, tmp_path, request) -> Iterator[tuple[Session, Mortal]]:
+    """A card that is lost at its third evaluation, or as asked."""
+    fate = getattr(request, "param", ("evaluate", 2))
+    host = Mortal(child_spec("cpu", tmp_path, dict(os.environ)), *fate)
+    with Workers(host, jobs=2, sources=tmp_path / "sources") as workers:
+        device = crews[0][0].device
+        store = Store(tmp_path, device.arch, "mortal")
+        yield (
+            dataclasses.replace(
+                crews[0][0], store=store, workers=workers, jobs=2, stop=threading.Event()
+            ),
+            host,
+        )
+
+
+def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_path):
+    (session, host), other = mortal, fresh(crews[0], tmp_path)[1]
+    logs = [Log(), Log()]
+    with Fleet(crews[1][:1], Budget(trials=12)) as fleet:
+        fleet.join(session, logs[0])
+        fleet.wait()
+        assert fleet.idle
+        assert not fleet.finished
+        assert logs[0].gone == (crews[1][0].task.workload, "pulled the plug")
+        fleet.join(other, logs[1])
+        fleet.wait()
+        assert fleet.finished
+        ((_, winner),) = fleet.results()
+    assert isinstance(winner, Winner)
+    trials = Store(tmp_path, other.device.arch).trials
+    assert [trial.card for trial in trials] == ["mortal"] * 2 + ["cpu:1"] * 10
+    untold = set(host.asked["compile"]) - set(host.asked["evaluate"])
+    assert len(untold) > 1
+    assert {trial.source_sha256 for trial in trials[2:]} >= untold
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mortal", [("race", 0), ("verify", 1)], indirect=True)
+def test_a_card_that_is_lost_in_a_final_leaves_the_final_to_another(crews, mortal, tmp_path):
+    (session, _), other = mortal, fresh(crews[0], tmp_path)[1]
+    with Fleet(crews[1][:1], Budget(trials=6)) as fleet:
+        fleet.join(session, Log())
+        fleet.wait()
+        assert not fleet.finished
+        fleet.join(other, Log())
+        fleet.wait()
+        ((_, winner),) = fleet.results()
+    assert isinstance(winner, Winner)
+    trials = Store(tmp_path, other.device.arch).trials
+    assert [trial.card for trial in trials] == ["mortal"] * 6
 
 
 def test_a_countdown_that_is_stopped_is_spent():
@@ -178,3 +265,26 @@ def test_cards_may_render_the_same_source_at_the_same_time(tmp_path):
         assert {path.read_text() for path in paths} == {source.text}
     assert len(list(tmp_path.iterdir())) == 20
     workers.close()
+
+
+def test_ray_is_not_loaded_without_a_cluster():
+    code = "import sys, tuner.cli.main, tuner.cli.cluster; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_cluster_without_ray_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr("tuner.cli.cluster.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["--cluster", "auto"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "tune: --cluster auto: Ray is not installed: pip install 'tuner[cluster]'\n"
+    )
+
+
+def test_ranks_and_clusters_exclude_each_other(monkeypatch, capsys):
+    monkeypatch.setattr("tuner.cli.cluster.find_spec", lambda name: name)
+    with pytest.raises(SystemExit):
+        main(["moe_dispatch", "--ranks", "2", "--cluster", "auto"])
+    assert "--ranks 2: ranks share a host" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from exchange_ranks import DISPATCH
 
 from tuner.catalog import Catalog
-from tuner.children.child import Child, ChildSpec
+from tuner.children.child import ChildSpec
 from tuner.children.task import Task
 from tuner.devices.cuda import Cuda
 from tuner.devices.interpreter import Interpreter
@@ -49,7 +49,7 @@ class Team:
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         spec = ChildSpec("interpreter", folder, environment=tuple(environment.items()), ranks=2)
-        self.child, self._folder = Child("measure", spec), folder
+        self.child, self._folder = spec.start("measure"), folder
         workload = SPEC.workload("RANKS=2,TOKENS=2,GROUPS=1,TOPK=2,EXPERTS=4")
         problem, info = CATALOG.problem_path("moe_dispatch"), Interpreter().info()
         self.task = Task(SPEC.signature.to_json(), problem, workload, info)

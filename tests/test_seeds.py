@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +19,18 @@ from triton import Config
 from tuner import codec
 from tuner.catalog import Catalog, device_class
 from tuner.guesses import guesses
-from tuner.package.export import vllm_files, winners_json
+from tuner.landing import landing
+from tuner.package.export import trials_csv, vllm_files, winners_json
 from tuner.package.reading import package_winners
 from tuner.plan import Request, plan
-from tuner.records import Candidate, DeviceInfo, UsageError
+from tuner.records import Candidate, DeviceInfo, Measurement, Trial, UsageError
 from tuner.seeds import MOST, fit, read_seeds
 from tuner.session import Subject
+from tuner.store import Store
 
 DATA = Path(__file__).parent / "data" / "seeds"
 FROZEN = ROOT / "kernels_generated"
+FIELDS = ("workload", "candidate", "source_sha256", "outcome")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,81 @@ def test_our_packages_and_exports_give_their_winners(matmul, tmp_path):
         assert read_seeds(tmp_path / name)
 
 
+def measured(scale: Subject, tries: list[tuple[str, dict[str, object], float]]) -> list[Trial]:
+    """Return trials of workloads, with parameters and time in ms."""
+    trials = []
+    for workload, parameters, time_ms in tries:
+        chosen = Candidate.of("cpu", {**dict(scale.feasible.default.parameters), **parameters})
+        outcome = Measurement(time_ms, time_ms, time_ms, 5, "warm", 0.1)
+        about = (scale.spec.workload(workload), chosen, "0" * 64, outcome)
+        trials.append(Trial(len(trials), *about, 0.1))
+    return trials
+
+
+@pytest.fixture
+def trials(scale) -> list[Trial]:
+    return measured(
+        scale,
+        [
+            ("N=100", {"UNROLL": 4, "THREADS": True}, 0.001),
+            ("N=90000", {"UNROLL": 2, "WASTE": 0}, 0.2),
+            ("N=90000", {"UNROLL": 1, "WASTE": 0}, 0.1),
+            ("N=90000", {"UNROLL": 4, "WASTE": 0}, 0.3),
+        ],
+    )
+
+
+def test_our_csv_export_and_our_store_give_the_nearest_workload_first(scale, trials, tmp_path):
+    (tmp_path / "trials.csv").write_text(trials_csv(trials))
+    store = Store(tmp_path / "store", "x86")
+    for item in trials:
+        store.add_trial(*(getattr(item, name) for name in FIELDS), seconds=0.1)
+    of_csv = fit(scale, read_seeds(tmp_path / "trials.csv"))
+    assert [values(item)["UNROLL"] for item in of_csv.candidates] == [1, 2, 4, 4]
+    assert [values(item)["THREADS"] for item in of_csv.candidates] == [False, False, False, True]
+    assert not of_csv.left_out
+    for source in (tmp_path / "store", store.path):
+        assert fit(scale, read_seeds(source)).candidates == of_csv.candidates
+
+
+def test_a_folder_gives_what_its_files_hold(scale, tmp_path):
+    (tmp_path / "README.md").write_text("no configuration")
+    with pytest.raises(UsageError, match=r"--seed-from .*: no file in it holds a configuration"):
+        read_seeds(tmp_path)
+    for name in ("kernel_tuner_cache.json", "helion.json"):
+        (tmp_path / name).write_text((DATA / name).read_text())
+    alone = fit(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
+    assert fit(scale, read_seeds(tmp_path)).candidates == alone.candidates
+
+
+def test_a_store_from_before_a_parameter_gives_what_came_after(scale, trials, tmp_path):
+    old = dataclasses.replace(trials[0], candidate=Candidate.of("cpu", {"UNROLL": 1}))
+    store = Store(tmp_path, "x86")
+    for item in (old, dataclasses.replace(trials[1], workload=old.workload)):
+        store.add_trial(*(getattr(item, name) for name in FIELDS), seconds=0.1)
+    (seed,) = read_seeds(store.path)
+    assert dict(seed.parameters)["UNROLL"] == 2
+
+
+def test_where_seeds_landed_is_said(scale, trials):
+    subject = dataclasses.replace(
+        scale, task=dataclasses.replace(scale.task, workload=trials[1].workload)
+    )
+    seeds = read_seeds(DATA / "kernel_tuner_cache.json")
+    found = landing(subject, seeds, trials)
+    assert (found.known, found.total, found.timed) == (6, 8, 3)
+    assert (found.rank, found.ratio) == (1, 1.0)
+    without = landing(subject, seeds[:1], trials[1:2])
+    assert without.timed == 1
+    none = landing(subject, seeds, ())
+    assert str(none) == "6 of 8 configurations are in the space, none of them was timed"
+    late = landing(
+        subject, [seed for seed in seeds if dict(seed.parameters)["UNROLL"] == 4], trials
+    )
+    assert (late.rank, round(late.ratio, 3)) == (3, 3.0)
+    assert str(late).endswith("is number 3 of 3 timed, 3.00 x the fastest")
+
+
 def test_seeds_are_tried_right_after_the_default(scale):
     found = fit(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
     seeded = dataclasses.replace(scale, seeds=tuple(found.candidates))
@@ -173,6 +252,10 @@ def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 first candidates of 8 configurations" in done.stdout
+    landed = (
+        r"6 of 8 configurations are in the space; the best, cpu\(.*WASTE=0\), is number \d+ of"
+    )
+    assert re.search(landed, done.stdout)
     assert "left out 2 x cpu: UNROLL=16 is not one of 1, 2, 4, 8" in done.stdout
     assert "winner: cpu(THREADS=false, UNROLL=" in done.stdout
     assert "WASTE=0)" in done.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import KERNELS, ROOT
 
-from tuner.records import Measurement
+from tuner.records import Measurement, Rejection
 from tuner.store import open_stores
 
 OWN = ("--kernels", str(KERNELS), "--device", "cpu")
@@ -93,6 +93,18 @@ def test_hostile_variants_are_rejected_and_the_run_goes_on(tune, tmp_path):
     explained = tune("explain", "--kernel", "hostile").stdout
     assert "killed by SIGSEGV" in explained
     assert "changed x" in explained
+
+
+def test_who_is_wrong_on_odd_shapes_wins_no_final(tune, tmp_path):
+    done = tune("tempting", *OWN, "--budget", "99trials", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (winner,) = json.loads(done.stdout)
+    assert winner["candidate"]["parameters"]["PASSES"] == 3
+    # all five are faster, and only four race at a time
+    rejected = [trial for trial in trials_of(tmp_path) if isinstance(trial.outcome, Rejection)]
+    assert len(rejected) == 5
+    assert all(dict(trial.candidate.parameters)["FORGETS"] for trial in rejected)
+    assert {trial.outcome.stage for trial in rejected} == {"correctness"}
 
 
 def test_the_same_command_continues(tune, tmp_path):

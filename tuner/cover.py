@@ -37,6 +37,13 @@ class Limits:
     slowdown: float | None = None
 
 
+def limits_of(variants: int | None, slowdown: float | None) -> Limits | None:
+    """Return what is asked of a cover, None if nothing is."""
+    if variants is None and slowdown is None:
+        return None
+    return Limits(variants, slowdown)
+
+
 @dataclass(frozen=True, slots=True)
 class Covered:
     """A kernel on an architecture, and what serves its workloads.

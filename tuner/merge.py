@@ -121,6 +121,11 @@ def _entries(path: Path) -> Iterator[tuple[Maker, Json]]:
         yield maker, entry
 
 
+def folder_name(arch: str, maker: Maker, others: Sequence[Maker]) -> str:
+    """Return a store's folder that tells a maker from others on the same architecture."""
+    return f"{arch}@{re.sub(r'[^A-Za-z0-9.+_-]+', '_', _spell(maker, others))}"
+
+
 def _maker(device: Json) -> Maker:
     return device["name"], tuple(sorted(device["versions"].items()))
 
@@ -149,8 +154,8 @@ def _name(logs: Sequence[MergedLog]) -> None:
         if log is max(same, key=lambda other: other.latest_s):
             log.name = log.arch
             continue
-        spelled = _spell(log.maker, [other.maker for other in same if other is not log])
-        log.name = f"{log.arch}@{re.sub(r'[^A-Za-z0-9.+_-]+', '_', spelled)}"
+        others = [other.maker for other in same if other is not log]
+        log.name = folder_name(log.arch, log.maker, others)
         while log.name in {other.name for other in same if other is not log}:
             log.name += "_"
 

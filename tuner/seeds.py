@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from tuner.space.template import TemplateSpec
 
 FORMATS = (
     "a configuration of vLLM or SGLang, a *.autotune.json of Triton, a configuration or cache "
-    "entry of Helion, a cache or T4 results of Kernel Tuner, a trials.jsonl or winners.json of "
-    "ours, or the folder of a package of ours"
+    "entry of Helion, a cache or T4 results of Kernel Tuner, a trials.jsonl, winners.json or CSV "
+    "export of ours, or a folder: of a package or store of ours, or of such files"
 )
 MOST = 12
 """Candidates that a workload takes over: those of the nearest workloads, then the fastest."""
@@ -59,13 +60,17 @@ class Fit:
 
 
 def read_seeds(path: Path) -> list[Seed]:
-    """Return the configurations of a file or package, in one of the `FORMATS`.
+    """Return the configurations of a file or folder, in one of the `FORMATS`.
+
+    Of a folder of files, those of none of the formats are left out.
 
     Raises:
         UsageError: It cannot be read or is none of them.
     """
     if (path / RUNTIME).is_dir():
         return [_of_winner(winner) for winner in package_winners(path)]
+    if path.is_dir():
+        return _of_folder(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -80,6 +85,16 @@ def read_seeds(path: Path) -> list[Seed]:
     seeds = seeds or _of_tables(path)
     if not seeds:
         raise UsageError(f"--seed-from {path}: holds no configuration; it may be {FORMATS}")
+    return seeds
+
+
+def _of_folder(path: Path) -> list[Seed]:
+    seeds: list[Seed] = []
+    for file in sorted({*path.glob("*/trials.jsonl"), *filter(Path.is_file, path.iterdir())}):
+        with suppress(UsageError):
+            seeds += read_seeds(file)
+    if not seeds:
+        raise UsageError(f"--seed-from {path}: no file in it holds a configuration")
     return seeds
 
 
@@ -99,14 +114,20 @@ def fit(subject: Subject, seeds: Sequence[Seed]) -> Fit:
     for seed in sorted(mine, key=lambda seed: (_distance(seed, extents), seed.time_ms)):
         if len(found.candidates) == MOST:
             break
-        for candidate in _candidates(subject, seed, found.left_out):
+        for candidate in candidates_of(subject, seed, found.left_out):
             if candidate not in found.candidates:
                 found.candidates.append(candidate)
     return found
 
 
-def _candidates(subject: Subject, seed: Seed, left_out: Counter[str]) -> Iterator[Candidate]:
-    """Yield a configuration as a candidate of each template that knows most of its names."""
+def candidates_of(subject: Subject, seed: Seed, left_out: Counter[str]) -> Iterator[Candidate]:
+    """Yield a configuration as a candidate of each template that knows most of its names.
+
+    Args:
+        subject: The workload.
+        seed: The configuration.
+        left_out: Counts why it is none.
+    """
     given = {_canonical(name): (name, value) for name, value in seed.parameters}
     parts = [
         part for part in subject.feasible.templates if seed.template in (None, part.spec.name)
@@ -210,12 +231,14 @@ def _of_winner(winner: Winner) -> Seed:
 def _of_tables(path: Path) -> list[Seed]:
     seeds = []
     for table in read_tables(path):
-        kernel = table.space.partition(":")[0] if ":" in table.space else None
+        kernel, _, workload = table.space.rpartition(":")
+        pairs = (pair.partition("=")[::2] for pair in workload.split(",") if kernel)
+        dims = tuple((name, int(extent)) for name, extent in pairs if extent.isdecimal())
         for key, time_ms in table.times.items():
             if time_ms is not None:
                 chosen = table.feasible.candidate(key)
                 template = None if chosen.template == "table" else chosen.template
-                seeds.append(Seed(chosen.parameters, template, kernel, time_ms=time_ms))
+                seeds.append(Seed(chosen.parameters, template, kernel or None, dims, time_ms))
     return seeds
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import optuna
 
 from tuner.budget import Countdown
+from tuner.children.host import HostLost
 from tuner.children.task import Compiled
 from tuner.children.worker import Lethal
 from tuner.guesses import guesses
@@ -26,6 +27,8 @@ from tuner.search import sampler
 from tuner.session import Session, Subject
 
 _AHEAD_PER_JOB = 2
+
+Report = Callable[[Trial], None]
 
 
 class DefaultRejected(TunerError):
@@ -84,7 +87,7 @@ class Study:
                 return trial.outcome.median_ms if isinstance(trial.outcome, Measurement) else None
         return None
 
-    def run(self, countdown: Countdown, report: Callable[[Trial], None]) -> None:
+    def run(self, countdown: Countdown, report: Report) -> None:
         """Evaluate candidates until the budget is spent or nothing is left to try.
 
         Args:
@@ -93,25 +96,30 @@ class Study:
 
         Raises:
             DefaultRejected: The default candidate is not eligible.
+            HostLost: The machine that measures is gone, or one that compiles.
         """
-        self._evaluate_default(countdown, report)
         pending: list[_Pending] = []
         try:
+            self._evaluate_default(pending, countdown, report)
             self._refill(pending, countdown)
             while pending and countdown.seconds_left != 0:
                 item = self._next(pending)
                 countdown.count_trial()
                 outcome = self._outcome_of(item)
                 self._settle(item, outcome, report)
+                pending.remove(item)
                 if not pending or not self._session.shares_host:
                     self._refill(pending, countdown)
+        except HostLost as lost:
+            lost.unfinished = tuple(item.candidate for item in pending)
+            raise
         finally:
             for item in pending:
                 if item.future is not None:
                     item.future.cancel()
 
     def _next(self, pending: list[_Pending]) -> _Pending:
-        """Take out the most promising of the candidates whose compilation ended.
+        """Return the most promising of the candidates whose compilation ended.
 
         Where compiling disturbs a measurement, all compilations end before.
         """
@@ -120,13 +128,9 @@ class Study:
         wait(futures, return_when=waits_for)
         ready = [item for item in pending if item.future is None or item.future.done()]
         first = self._sampler.most_promising(self._study, [item.asked for item in ready])
-        item = next(item for item in ready if item.asked is first)
-        pending.remove(item)
-        return item
+        return next(item for item in ready if item.asked is first)
 
-    def reject(
-        self, candidate: Candidate, rejection: Rejection, report: Callable[[Trial], None]
-    ) -> None:
+    def reject(self, candidate: Candidate, rejection: Rejection, report: Report) -> None:
         """Take back that a candidate is eligible: it failed a check that came later."""
         self._trials = [trial for trial in self._trials if trial.candidate != candidate]
         source = self._subject.render(self._session.renderer, candidate)
@@ -138,13 +142,17 @@ class Study:
         self._trials.append(trial)
         report(trial)
 
-    def _evaluate_default(self, countdown: Countdown, report: Callable[[Trial], None]) -> None:
+    def _evaluate_default(
+        self, pending: list[_Pending], countdown: Countdown, report: Report
+    ) -> None:
         default = self._subject.feasible.default
         source = self._subject.render(self._session.renderer, default)
         if source.sha256 not in self._known:
             countdown.count_trial()
             item = self._propose()
             assert item is not None
+            if not self._session.shares_host:  # compiling disturbs no measurement
+                self._refill(pending, countdown)
             self._settle(item, self._outcome_of(item), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
@@ -179,7 +187,7 @@ class Study:
             return _Pending(trial, candidate, source, future, time.monotonic())
         return None
 
-    def _settle(self, item: _Pending, outcome: Outcome, report: Callable[[Trial], None]) -> None:
+    def _settle(self, item: _Pending, outcome: Outcome, report: Report) -> None:
         trial = self._session.store.add_trial(
             self._subject.task.workload,
             item.candidate,

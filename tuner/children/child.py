@@ -1,4 +1,4 @@
-"""Child processes that touch the device: started, timed out, killed and replaced from here."""
+"""Child processes on this machine: started, timed out and killed from here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from tuner.records import ChildError, Stage
-
-Role = Literal["compile", "measure"]
+from tuner.catalog import device_class, split_device
+from tuner.children.host import ChildLost, Role
+from tuner.records import ChildError
 
 _TAIL_CHUNKS = 8
 _CHUNK_BYTES = 4096
@@ -29,7 +29,7 @@ _EXIT_GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How children are started.
+    """How children are started on this machine.
 
     Attributes:
         device: Name of the device, with its index, such as ``"cuda:0"``.
@@ -45,30 +45,43 @@ class ChildSpec:
     environment: tuple[tuple[str, str], ...] = ()
     ranks: int = 1
 
+    def start(self, role: Role) -> ChildProcess:
+        """Return a new child."""
+        return ChildProcess(role, self)
 
-class ChildLost(Exception):
-    """The child was killed, died or was timed out while it worked on a request.
 
-    Attributes:
-        phase: What it had announced last, such as ``"compile"`` or ``"measure"``.
-        timed_out: Whether its time was up.
+def child_spec(
+    device: str, store: Path, environment: Mapping[str, str], *, ranks: int = 1
+) -> ChildSpec:
+    """Return how children for a device are started, the store's folders made.
+
+    Args:
+        device: Name of the device.
+        store: Folder of the stores, which holds sources and compiled objects.
+        environment: The children's environment.
+        ranks: Number of devices that measure together.
     """
+    kind = device_class(split_device(device)[0])
+    root = store.absolute()
+    for folder in (root / "sources", root / "cache"):
+        folder.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **environment,
+        **dict(kind.environment),
+        "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    return ChildSpec(
+        device,
+        root / "cache",
+        environment.get("CXX"),
+        environment=tuple(variables.items()),
+        ranks=ranks,
+    )
 
-    def __init__(self, message: str, phase: str, *, timed_out: bool) -> None:
-        super().__init__(message)
-        self.phase = phase
-        self.timed_out = timed_out
 
-    @property
-    def stage(self) -> Stage:
-        """The stage at which this rejects a candidate."""
-        if self.timed_out:
-            return "timeout"
-        return "compile" if self.phase == "compile" else "runtime"
-
-
-class Child:
-    """One child process and the two pipes to it.
+class ChildProcess:
+    """A child on this machine and the two pipes to it.
 
     Args:
         role: Whether it compiles or measures.
@@ -177,7 +190,7 @@ class Child:
         message = f"{cause}; it printed: {last[0][:200]}" if last[0] else cause
         raise ChildLost(message, phase, timed_out=timed_out)
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ChildProcess:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tuner import codec
-from tuner.children.child import Child, ChildLost, ChildSpec
+from tuner.children.host import Child, ChildLost, Host
 from tuner.children.task import Task
 from tuner.children.worker import OWN_PHASES
 from tuner.records import ChildError, DeviceInfo, Workload
@@ -33,12 +33,12 @@ class Examiner:
     """Asks a child for a kernel's cases and for a variant's answers.
 
     Args:
-        spec: How the child is started.
+        host: Where the child is started.
         timeout_s: Seconds that a variant may take for a case.
     """
 
-    def __init__(self, spec: ChildSpec, timeout_s: float) -> None:
-        self._spec = spec
+    def __init__(self, host: Host, timeout_s: float) -> None:
+        self._host = host
         self._timeout_s = timeout_s
         self._child: Child | None = None
 
@@ -107,7 +107,7 @@ class Examiner:
         self, message: dict[str, Any], *, timeout_s: float = _START_TIMEOUT_S
     ) -> dict[str, Any]:
         if self._child is None:
-            self._child = Child("measure", self._spec)
+            self._child = self._host.start("measure")
             ready = {"operation": "ready", "measures": False}
             self._child.request(ready, timeout_s=_START_TIMEOUT_S)
         return self._child.request(message, timeout_s=timeout_s)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tuner import codec
-from tuner.children.child import Child, ChildLost, ChildSpec
+from tuner.children.host import Child, ChildLost, Host, HostLost
 from tuner.children.task import DEFAULT_LIMITS, Compiled, Limits, Task
 from tuner.records import (
     ChildError,
@@ -42,16 +42,16 @@ class Workers:
     """Starts, times out, kills and replaces children.
 
     Args:
-        spec: How children are started.
+        host: Where children are started.
         jobs: Number of children that compile.
         sources: Folder where sources lie as files named by their hash.
         limits: How long one candidate may take.
     """
 
     def __init__(
-        self, spec: ChildSpec, *, jobs: int, sources: Path, limits: Limits = DEFAULT_LIMITS
+        self, host: Host, *, jobs: int, sources: Path, limits: Limits = DEFAULT_LIMITS
     ) -> None:
-        self._spec = spec
+        self._host = host
         self._sources = sources
         self._limits = limits
         self._local = threading.local()
@@ -198,7 +198,7 @@ class Workers:
         with self._casualties(child):
             try:
                 reply = child.request(message, timeout_s=self._limits.compile_s)
-            except ChildLost:
+            except (ChildLost, HostLost):
                 self._local.child = None
                 raise
         if "rejection" in reply:
@@ -209,7 +209,7 @@ class Workers:
         """Return the compile child of this thread, started if there is none."""
         child: Child | None = getattr(self._local, "child", None)
         if child is None:
-            child = self._local.child = Child("compile", self._spec)
+            child = self._local.child = self._host.start("compile")
             self._children.add(child)
             child.request({"operation": "ready", "measures": False}, timeout_s=_START_TIMEOUT_S)
         return child
@@ -223,7 +223,7 @@ class Workers:
 
     def _ask(self, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if self._measuring is None:
-            self._measuring = Child("measure", self._spec)
+            self._measuring = self._host.start("measure")
             self._children.add(self._measuring)
             ready = {"operation": "ready", "measures": True}
             self._measuring.request(ready, timeout_s=_START_TIMEOUT_S)
@@ -231,7 +231,7 @@ class Workers:
         with self._casualties(child):
             try:
                 reply = child.request(message, timeout_s=timeout_s)
-            except ChildLost:
+            except (ChildLost, HostLost):
                 self._measuring = None
                 raise
         if reply.get("poisoned"):
@@ -242,6 +242,9 @@ class Workers:
     def _casualties(self, child: Child) -> Iterator[None]:
         try:
             yield
+        except HostLost:
+            self._children.discard(child)
+            raise
         except ChildLost as loss:
             self._children.discard(child)
             if loss.phase in OWN_PHASES:

@@ -41,6 +41,9 @@ class RunOptions:
     folders: tuple[Path, ...]
     as_json: bool
     ranks: int
+    cluster: str | None
+    max_variants: int | None
+    max_slowdown: float | None
 
 
 def crews_of(
@@ -76,16 +79,24 @@ def store_name(device: DeviceInfo, ranks: int) -> str:
 def session_of(
     device: DeviceInfo,
     workers: Workers,
-    card: str,
+    place: tuple[str, str],
     *,
     options: RunOptions,
     renderer: Renderer,
 ) -> Session:
-    """Return what the studies on one card share."""
+    """Return what the studies on one card share.
+
+    Args:
+        device: The card.
+        workers: Its children.
+        place: Name of its store, and its own.
+        options: The command line.
+        renderer: Renders the candidates.
+    """
     return Session(
         device,
         device_class(device.kind).shares_host,
-        store=Store(options.store, store_name(device, options.ranks), card),
+        store=Store(options.store, *place),
         workers=workers,
         renderer=renderer,
         jobs=workers.jobs,

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tuner.catalog import device_class, device_kinds, split_device
-from tuner.children.child import ChildSpec
+from tuner.children.child import child_spec
 from tuner.children.task import DEFAULT_LIMITS, Limits
 from tuner.children.worker import Workers
 from tuner.records import DeviceInfo, TunerError, UsageError
@@ -115,36 +115,6 @@ def workers_for(
     sources = store.absolute() / "sources"
     with Workers(spec, jobs=jobs_or_cores(jobs), sources=sources, limits=limits) as workers:
         yield workers
-
-
-def child_spec(
-    device: str, store: Path, environment: Mapping[str, str], *, ranks: int = 1
-) -> ChildSpec:
-    """Return how children for a device are started, the store's folders made.
-
-    Args:
-        device: Name of the device.
-        store: Folder of the stores, which holds sources and compiled objects.
-        environment: The children's environment.
-        ranks: Number of devices that measure together.
-    """
-    kind = device_class(split_device(device)[0])
-    root = store.absolute()
-    for folder in (root / "sources", root / "cache"):
-        folder.mkdir(parents=True, exist_ok=True)
-    variables = {
-        **environment,
-        **dict(kind.environment),
-        "TRITON_CACHE_DIR": str(root / "cache" / "triton"),
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    }
-    return ChildSpec(
-        device,
-        root / "cache",
-        environment.get("CXX"),
-        environment=tuple(variables.items()),
-        ranks=ranks,
-    )
 
 
 def jobs_or_cores(jobs: int | None) -> int:

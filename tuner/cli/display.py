@@ -98,6 +98,12 @@ class Progress:
             gain = f"{spell_interval(result.gain)} of the default"
             self._console.print(f"  {self._card}winner: {result.candidate}, {gain}")
 
+    def lost(self, workload: Workload, reason: str) -> None:
+        """Announce that the card is gone and another one takes its workload."""
+        name = f"{workload.kernel} {workload}"
+        line = f"{self._card}is gone ({reason}): {name} waits for another card"
+        self._console.print(f"  [yellow]{escape(line)}[/yellow]")
+
     def _line(self, trial: Trial) -> str:
         assert self._study is not None
         parts = [f"trial {len(self._study.trials)}: {escape(describe_outcome(trial.outcome))}"]
@@ -114,7 +120,11 @@ class Progress:
 
 def outcomes_of(cards: Sequence[Progress]) -> dict[Workload, Counter[str]]:
     """Return how the trials of each workload ended, on whatever card."""
-    return {workload: counts for item in cards for workload, counts in item.outcomes.items()}
+    found: dict[Workload, Counter[str]] = {}
+    for item in cards:
+        for workload, counts in item.outcomes.items():  # a lost card's count is part of another's
+            found[workload] = max(found.get(workload, Counter()), counts, key=Counter.total)
+    return found
 
 
 def outcome_word(outcome: Outcome) -> str:
@@ -136,10 +146,12 @@ def spell_interval(interval: Interval) -> str:
 
 
 def results_table(
-    results: Sequence[Winner | Failure], outcomes: dict[Workload, Counter[str]]
+    results: Sequence[Winner | Failure],
+    outcomes: dict[Workload, Counter[str]],
+    title: str = "Winners",
 ) -> Table:
     """Return the table at the end of a run."""
-    table = Table(title="Winners", caption="gain: default / winner; against rival: rival / winner")
+    table = Table(title=title, caption="gain: default / winner; against rival: rival / winner")
     for heading in ("workload", "default", "winner", "gain", "rival", "against rival", "trials"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("gain", "against rival"))
     for result in results:

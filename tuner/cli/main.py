@@ -15,10 +15,14 @@ from tuner.cli import measuring, results
 from tuner.cli.options import (
     SEED,
     TIMEOUT,
+    cluster_option,
     device_option,
     kernels_option,
+    max_slowdown_option,
+    max_variants_option,
     output_option,
     process_environment,
+    seed_from_option,
     store_option,
 )
 from tuner.records import TunerError
@@ -68,13 +72,7 @@ def tune() -> None:
     show_default=True,
     help="Seconds that one candidate may take.",
 )
-@click.option(
-    "--seed-from",
-    "seed_from",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Others' results to try first: vLLM, SGLang, Triton, Helion, Kernel Tuner, our packages.",
-)
+@seed_from_option
 @click.option(
     "--ranks",
     type=click.IntRange(1),
@@ -82,6 +80,9 @@ def tune() -> None:
     show_default=True,
     help="Devices that exchange: the slowest one's time counts.",
 )
+@cluster_option
+@max_variants_option
+@max_slowdown_option
 @output_option
 @store_option
 @click.option("--fresh", is_flag=True, help="Set earlier trials aside and start anew.")
@@ -90,12 +91,16 @@ def tune() -> None:
 def run(**options: Any) -> None:
     """Tune kernels and freeze the winners into a package.
 
-    Several cards of one kind work at a time: --device cuda:0,cuda:1 or cuda:all.
+    Several cards work at a time: --device cuda:0,cuda:1 or cuda:all, or those of a --cluster.
     """
-    from tuner.cli.commands import tune_kernels
     from tuner.cli.crew import RunOptions
 
-    sys.exit(tune_kernels(RunOptions(**options), process_environment()))
+    asked = RunOptions(**options)
+    if asked.cluster is None:
+        from tuner.cli.tuning import tune_kernels as work
+    else:
+        from tuner.cli.cluster import tune_on_cluster as work
+    sys.exit(work(asked, process_environment()))
 
 
 @tune.command("list")

@@ -84,6 +84,25 @@ existing_store_option = click.option(
     callback=_existing,
     help="Folder where trials were kept.",
 )
+seed_from_option = click.option(
+    "--seed-from",
+    "seed_from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Others' results to try first, a file or folder: of vLLM, SGLang, Triton, Helion, Kernel "
+    "Tuner, or a package, store or export of ours.",
+)
+cluster_option = click.option(
+    "--cluster", metavar="ADDRESS|auto", help="A Ray cluster, whose cards of --device all work."
+)
+max_variants_option = click.option(
+    "--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture, when frozen."
+)
+max_slowdown_option = click.option(
+    "--max-slowdown",
+    type=FiniteRange(1.0),
+    help="Share variants where a workload takes at most this many times its winner's time.",
+)
 output_option = click.option(
     "--output",
     default=DEFAULT_OUTPUT,

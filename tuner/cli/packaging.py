@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,7 +60,7 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
     # Of merged stores, the one with the architecture's own name is the latest: its winners,
     # which come last, replace those of other devices or versions.
     stores = sorted(found, key=lambda store: "@" not in store.folder.name)
-    winners = [winner for store in stores for winner in _chosen(store, limits)]
+    winners = [winner for store in stores for winner in chosen(store, limits)]
     if not winners and not kernels:
         raise UsageError(f"--store {root}: it holds no winners; run `tune` first")
     if kernels:
@@ -83,18 +83,29 @@ def _opened(root: Path) -> list[Store]:
     return stores
 
 
-def _chosen(store: Store, limits: Limits | None) -> Iterator[Winner]:
-    """Yield a store's winners, or the few variants that cover them."""
+def chosen(
+    store: Store, limits: Limits | None, announce: Callable[[str], None] = click.echo
+) -> list[Winner]:
+    """Return a store's winners, or the few variants that cover them.
+
+    Args:
+        store: Where they are.
+        limits: How few variants must serve how well; None takes every winner.
+        announce: Is told how few they are.
+
+    Raises:
+        UsageError: Too few variants are allowed to serve what was measured.
+    """
     if limits is None:
-        yield from store.winners
-        return
-    for covered in cover(store.winners, store.trials, limits):
-        click.echo(
+        return list(store.winners)
+    covers = cover(store.winners, store.trials, limits)
+    for covered in covers:
+        announce(
             f"{covered.kernel} on {covered.arch}: {covered.after} of {covered.before} variants "
             f"serve {len(covered.winners)} workloads, the worst in {covered.worst:.3f} x its "
             "winner's time"
         )
-        yield from covered.winners
+    return [winner for covered in covers for winner in covered.winners]
 
 
 def prebuild_package(output: Path, environment: Mapping[str, str]) -> int:

@@ -13,9 +13,10 @@ import click
 from tuner.catalog import Catalog
 from tuner.cli.options import (
     DEFAULT_STORE,
-    FiniteRange,
     existing_store_option,
     kernels_option,
+    max_slowdown_option,
+    max_variants_option,
     output_option,
     process_environment,
 )
@@ -26,23 +27,18 @@ from tuner.cli.options import (
 @existing_store_option
 @click.option("--check", is_flag=True, help="Only say whether the package has drifted.")
 @click.option("--aot", is_flag=True, help="Store binaries: first calls need no compiler.")
-@click.option("--max-variants", type=click.IntRange(1), help="Of a kernel on an architecture.")
-@click.option(
-    "--max-slowdown",
-    type=FiniteRange(1.0),
-    help="Share variants where a workload takes at most this many times its winner's time.",
-)
+@max_variants_option
+@max_slowdown_option
 @kernels_option
 def freeze(output: Path, store: Path, folders: Sequence[Path], **options: Any) -> None:
     """Write the package from the store's winners, or check the one that is there."""
     from tuner.cli.packaging import check_package, freeze_store, prebuild_package
-    from tuner.cover import Limits
+    from tuner.cover import limits_of
 
     if options["check"]:
         sys.exit(check_package(Catalog(folders), output))
-    limits = (options["max_variants"], options["max_slowdown"])
-    asked = any(limit is not None for limit in limits)
-    freeze_store(Catalog(folders), store, output, Limits(*limits) if asked else None)
+    limits = limits_of(options["max_variants"], options["max_slowdown"])
+    freeze_store(Catalog(folders), store, output, limits)
     if options["aot"]:
         sys.exit(prebuild_package(output, process_environment()))
 

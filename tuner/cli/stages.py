@@ -13,10 +13,10 @@ from rich.table import Table
 from tuner import codec
 from tuner.catalog import Catalog
 from tuner.cli.bench import require_timed
-from tuner.cli.commands import within
 from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
 from tuner.cli.probe import announce, cards_folder
+from tuner.cli.tuning import within
 from tuner.evidence.card import card_of
 from tuner.evidence.frozen import read_frozen
 from tuner.evidence.stages import Profile, profile

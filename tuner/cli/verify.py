@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from tuner.catalog import Catalog, device_class, split_device
+from tuner.children.child import child_spec
 from tuner.children.examiner import Examiner, Verdict
 from tuner.children.task import Task
-from tuner.cli.devices import child_spec, resolve_device
+from tuner.cli.devices import resolve_device
 from tuner.records import (
     Candidate,
     DeviceInfo,

@@ -7,13 +7,13 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tuner.records import Candidate, UsageError, Value, parse_value
+from tuner.records import Candidate, Measurement, Resources, UsageError, Value, parse_value
 from tuner.space.combinations import TemplateSet
 from tuner.space.feasible import FeasibleSet
 from tuner.space.template import TemplateSpec
@@ -21,7 +21,15 @@ from tuner.space.template import TemplateSpec
 Row = tuple[Candidate, float | None]
 """A candidate and its time in ms, None for one that failed."""
 
-_FORMATS = "a CSV table, a Kernel Tuner cache file, a T4 results file or a trials.jsonl"
+_EXPORTED = frozenset(
+    ("number", "kernel", "workload", "stage", "reason", "resources", "seconds", "source_sha256")
+).union(item.name for kind in (Measurement, Resources) for item in fields(kind))
+"""Columns of a store's CSV export that are no parameters, beside the template."""
+
+_FORMATS = (
+    "a CSV table, a Kernel Tuner cache file, a T4 results file, or a trials.jsonl or CSV export "
+    "of ours"
+)
 _OUTCOMES = ("time_ms", "status")
 _INFEASIBLE = "constraints"
 """The stage of what a constraint rejects: no part of the feasible set."""
@@ -52,7 +60,8 @@ def read_tables(path: Path) -> list[Table]:
 
     Args:
         path: A CSV table (a column per parameter, ``time_ms``, ``status``), a cache file or a T4
-            results file of Kernel Tuner, or a store's ``trials.jsonl``; ``.gz`` files too.
+            results file of Kernel Tuner, or a store's ``trials.jsonl`` or CSV export; ``.gz``
+            files too.
 
     Raises:
         UsageError: If the file cannot be read or holds no time.
@@ -66,7 +75,7 @@ def read_tables(path: Path) -> list[Table]:
     kind = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
     try:
         if kind == "csv":
-            spaces = {name: list(_csv_rows(text))}
+            spaces = _export_rows(text) or {name: list(_csv_rows(text))}
         elif kind == "jsonl":
             spaces = _store_rows(text)
         else:
@@ -93,6 +102,26 @@ def _csv_rows(text: str) -> Iterator[Row]:
         time = float(line["time_ms"] or "nan")
         if line.get("status") != _INFEASIBLE:
             yield _row({n: v for n, v in values.items() if n not in _OUTCOMES}, time)
+
+
+def _export_rows(text: str) -> dict[str, list[Row]]:
+    """Return the rows of `tune export --format csv` by workload; none if it is another table."""
+    reader = csv.DictReader(text.splitlines())
+    spaces: dict[str, list[Row]] = {}
+    if not {"kernel", "workload", "template", "median_ms"} <= set(reader.fieldnames or ()):
+        return spaces
+    for line in reader:
+        if line["stage"] == _INFEASIBLE:
+            continue
+        # A cell is empty where another template has the parameter; pandas spells True so.
+        values = {
+            name: parse_value(text.lower() if text in ("True", "False") else text)
+            for name, text in line.items()
+            if text and name not in _EXPORTED
+        }
+        row = _row(values, float(line["median_ms"] or "nan"))
+        spaces.setdefault(f"{line['kernel']}:{line['workload']}", []).append(row)
+    return spaces
 
 
 def _json_rows(text: str) -> Iterator[Row]:
@@ -144,12 +173,21 @@ def _row(parameters: Mapping[str, Value], time: object) -> Row:
 
 
 def _table(space: str, rows: Sequence[Row]) -> Table:
-    """Return the table of some rows; of rows of one candidate, the last counts."""
+    """Return the table of some rows; of rows of one candidate, the last counts.
+
+    Rows from before a template got other parameters are left out.
+    """
+    latest = {candidate.template: _names(candidate) for candidate, _ in rows}
+    rows = [row for row in rows if _names(row[0]) == latest[row[0].template]]
     groups: dict[str, list[Candidate]] = {}
     for candidate in dict(rows):
         groups.setdefault(candidate.template, []).append(candidate)
     feasible = FeasibleSet([_listed(name, group) for name, group in groups.items()])
     return Table(space, feasible, {feasible.key(row): time for row, time in rows})
+
+
+def _names(candidate: Candidate) -> list[str]:
+    return [name for name, _ in candidate.parameters]
 
 
 def _listed(name: str, candidates: Sequence[Candidate]) -> TemplateSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tuner.records import Interval
@@ -68,6 +68,11 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     ties = tuple(label for label in others if _tied(compare(label, winner)))
     noise = ratio_interval(result.copy_ms, times_ms[default], confidence)
     return Pick(winner, gains[winner], ties, noise, reason)
+
+
+def without(result: RaceResult, label: str) -> RaceResult:
+    """Return the race as it was without one of its contenders."""
+    return replace(result, times_ms=tuple(item for item in result.times_ms if item[0] != label))
 
 
 def ratio(result: RaceResult, over: str, under: str, confidence: float = 0.95) -> Interval:
