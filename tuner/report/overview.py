@@ -177,6 +177,10 @@ def mean_text(ratios: Iterable[Interval | None]) -> str | None:
 
 
 def _label(chapter: Chapter, chapters: Sequence[Chapter]) -> str:
-    """Return a chapter's name, with its architecture where there are several."""
+    """Return what of a chapter's name is its own, with its architecture if there are several."""
     several = len({item.arch for item in chapters}) > 1
-    return f"{chapter.title} on {chapter.arch}" if several else chapter.title
+    words = [item.title.split() for item in chapters]
+    common = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
+    title = " ".join(word for word in chapter.title.split() if word not in common)
+    title = title or chapter.title
+    return f"{title} on {chapter.arch}" if several else title
