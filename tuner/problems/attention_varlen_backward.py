@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import torch
@@ -214,12 +214,13 @@ def tolerance(
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     fewest = min(filter(None, seen_keys(dims, flags)), default=1)
-    group = dims["H"] // dims["KV"]
     lengths = [[end - begin for begin, end in pairwise(part)] for part in starts_of(dims)]
-    most = max(group * mine / max(1, theirs) for mine, theirs in zip(*lengths, strict=True))
-    default = dims["D"] ** -0.5
-    gathered = max(1.0, sqrt(most)) * max(1.0, abs(options.get("scale", default)) / default)
-    weights = 2.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    most = max(mine / max(1, theirs) for mine, theirs in zip(*lengths, strict=True))
+    larger = max(1.0, abs(options.get("scale", 0.0)) * sqrt(dims["D"]))
+    gathered = larger * max(1.0, sqrt(dims["H"] // dims["KV"] * most))
+    elements = dims["D"] * max(dims["N"] * dims["H"], dims["M"] * dims["KV"])
+    tail = sqrt(2 * log(max(elements, 1 << 16)))  # of so many errors
+    weights = 0.53 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,
         "atol": gathered * ((48 + 3 * sqrt(dims["D"])) * single.eps + weights),

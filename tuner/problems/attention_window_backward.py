@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import torch
@@ -184,7 +184,9 @@ def tolerance(
     gathered = max(1.0, sqrt(pairs / max(1, dims["T"])))
     default = dims["D"] ** -0.5
     gathered *= max(1.0, abs(options.get("scale", default)) / default)
-    weights = 2.5 * min(1.0, sqrt(3 / fewest)) * result.eps
+    elements = dims["B"] * dims["D"] * max(dims["H"] * dims["S"], dims["KV"] * dims["T"])
+    tail = sqrt(2 * log(max(elements, 1 << 16)))  # of so many errors
+    weights = 0.53 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,
         "atol": gathered * ((48 + 3 * sqrt(dims["D"])) * single.eps + weights),
