@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_kernel_without_trials_is_refused(refused, tmp_path):
 
 def test_a_capture_that_cannot_be_written_runs_no_program(refused, tmp_path):
     (tmp_path / "file").write_text("")
-    program = ("--", "python", "-c", "open('ran', 'w')")
+    program = ("--", sys.executable, "-c", "open('ran', 'w')")
     assert "file" in refused("capture", "--output", "file/c.yaml", *program)
     assert "no program 'python9.9'" in refused("capture", "--", "python9.9", "x.py")
     assert not (tmp_path / "ran").exists()

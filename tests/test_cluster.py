@@ -100,6 +100,8 @@ class Tune:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # a shell's background job and its children start deaf to it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def read_until(self, pattern: str) -> str:
