@@ -72,6 +72,12 @@ def test_a_run_ends_in_a_package_that_works(tune, tmp_path):
     assert "exact" in imports(tmp_path, code)
 
 
+def test_a_budget_that_is_short_for_its_workloads_is_said_to_be(tune):
+    sizes = ("--workload", "N=1000", "--workload", "N=2000")
+    printed = tune("scale", *OWN, *sizes, "--budget", "4s").stdout
+    assert "2 s for each of 2 workloads is short for a search: --budget 20s" in printed
+
+
 def test_the_winner_beats_a_default_that_wastes_time(tune, tmp_path):
     done = tune("scale", *OWN, "--budget", "12trials", "--json")
     (winner,) = json.loads(done.stdout)

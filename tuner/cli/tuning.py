@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -32,6 +33,9 @@ from tuner.render import Renderer
 from tuner.seeds import Seed, read_seeds
 from tuner.session import Subject
 from tuner.store import Store
+
+_SHORT_S = 10.0
+"""Seconds of a workload's budget of which the first compilations and the final leave little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,13 @@ def prepare(job: Job, device: DeviceInfo, workers: Workers, name: str) -> list[S
         store.forget()
     store.begin(device)
     job.console.print(f"[bold]{device.name}[/bold] ({device.arch}), trials in {options.store}")
+    each_s = (job.budget.seconds or math.inf) / len(subjects)
+    if each_s < _SHORT_S:
+        enough_s = math.ceil(_SHORT_S * len(subjects))
+        job.console.print(
+            f"{each_s:.0f} s for each of {len(subjects)} workloads is short for a search: "
+            f"--budget {enough_s}s"
+        )
     return subjects
 
 
