@@ -10,6 +10,7 @@ import triton
 from conftest import KERNELS, ROOT
 
 from tuner import codec
+from tuner.cli.devices import resolve_device
 from tuner.cli.main import main
 from tuner.records import Candidate, Measurement, Rejection, TunerError, Workload
 from tuner.runtime.moe.buffer import LowLatencyBuffer
@@ -246,6 +247,18 @@ def test_a_capture_that_cannot_be_written_runs_no_program(refused, tmp_path):
 def test_a_long_wrong_value_is_cut(refused, tmp_path):
     (tmp_path / "long.yaml").write_text("x" * 5000)
     assert len(refused("run", "--device", "cpu", "--workloads", "long.yaml")) < 400
+
+
+def test_auto_asks_for_each_kind_once(monkeypatch):
+    asked = []
+
+    def absent(kind, environment):
+        asked.append(kind)
+        raise TunerError("absent")
+
+    monkeypatch.setattr("tuner.cli.devices.device_info", absent)
+    assert resolve_device("auto", {}) == "cpu"
+    assert sorted(asked) == ["accelerator", "cuda", "hip", "xpu"]
 
 
 def test_asking_for_a_device_leaves_no_folder(tmp_path, monkeypatch):

@@ -144,6 +144,14 @@ def test_refuses_a_name_that_cannot_be_imported(
         freeze_into(tmp_path / name, project, project.winner())
 
 
+@pytest.mark.parametrize("name", ["torch", "json"])
+def test_refuses_the_name_of_what_packages_import(
+    tmp_path: Path, project: Project, name: str
+) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is the name of another module"):
+        freeze_into(tmp_path / name, project, project.winner())
+
+
 def test_refuses_a_folder_of_something_else(output: Path, project: Project) -> None:
     output.mkdir()
     freeze_into(output, project, project.winner())  # an empty folder will do

@@ -122,5 +122,6 @@ def _require_timed(name: str) -> None:
     """Refuse a device whose times mean nothing."""
     if not device_class(split_device(name)[0]).timed:
         raise UsageError(
-            f"--device {name}: it verifies and never times; nothing can be tuned on it"
+            f"--device {name}: it never times, so nothing can be tuned on it; "
+            "`tune verify` runs there"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,9 @@ from tuner.children.child import child_spec
 from tuner.children.task import DEFAULT_LIMITS, Limits
 from tuner.children.worker import Workers
 from tuner.records import DeviceInfo, TunerError, UsageError
+
+_ACCELERATORS = ("cuda", "hip", "xpu", "accelerator")
+"""What ``auto`` stands for: the first that is here."""
 
 
 def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
@@ -27,15 +31,20 @@ def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
         return workers.info()
 
 
-def present_devices(environment: Mapping[str, str]) -> dict[str, DeviceInfo | str]:
-    """Return for every kind the device that is here, or why there is none."""
-    found: dict[str, DeviceInfo | str] = {}
-    for kind in device_kinds():
+def present_devices(
+    environment: Mapping[str, str], kinds: Sequence[str] | None = None
+) -> dict[str, DeviceInfo | str]:
+    """Return for every kind, or those given, the device that is here or why there is none."""
+    asked = device_kinds() if kinds is None else kinds
+
+    def look_for(kind: str) -> DeviceInfo | str:
         try:
-            found[kind] = device_info(kind, environment)
+            return device_info(kind, environment)
         except TunerError as error:
-            found[kind] = f"not here: {error}"
-    return found
+            return f"not here: {error}"
+
+    with ThreadPoolExecutor(len(asked)) as pool:  # each loads torch in a child
+        return dict(zip(asked, pool.map(look_for, asked), strict=True))
 
 
 def resolve_device(name: str, environment: Mapping[str, str]) -> str:
@@ -49,10 +58,8 @@ def resolve_device(name: str, environment: Mapping[str, str]) -> str:
         if index and device_class(kind).shares_host:
             raise UsageError(f"--device {name}: {kind} is one device; write {kind}")
         return name
-    for kind in ("cuda", "hip", "xpu", "accelerator"):
-        if isinstance(present_devices(environment)[kind], DeviceInfo):
-            return kind
-    return "cpu"
+    found = present_devices(environment, _ACCELERATORS)
+    return next((kind for kind in _ACCELERATORS if isinstance(found[kind], DeviceInfo)), "cpu")
 
 
 def resolve_cards(name: str, environment: Mapping[str, str]) -> list[str]:

@@ -34,7 +34,8 @@ def kinds_of(device: str) -> tuple[str, ...]:
             )
         if not device_class(kind).timed:
             raise UsageError(
-                f"--device {kind}: it verifies and never times; nothing can be tuned on it"
+                f"--device {kind}: it never times, so nothing can be tuned on it; "
+                "`tune verify` runs there"
             )
     return kinds
 

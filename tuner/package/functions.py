@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from tuner.runtime.signature import Signature
 from tuner.runtime.tensor_spec import TensorSpec
 
 _LINE_LENGTH = 99
+
+_NEEDED = frozenset(("numpy", "torch", "triton", "tuner"))
+"""Modules that packages and the tuner import: a package of that name would stand before them."""
 
 _GUARANTEES = {
     "deterministic": "True asks for equal bits in every run, as torch's own setting does."
@@ -164,9 +168,13 @@ def functions_of(
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless a name can be imported."""
-    if not name.isidentifier() or keyword.iskeyword(name):
+    """Raise UsageError unless a name can be imported, and nothing else is imported by it."""
+    if not name.isidentifier():
         raise UsageError(f"{name!r} cannot be imported: write letters, digits and underscores")
+    if keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot be imported: it is a word of the language")
+    if name in sys.stdlib_module_names or name in _NEEDED:
+        raise UsageError(f"{name!r} is the name of another module: it could not be imported then")
 
 
 def check_backward(forward: Signature, backward: Signature, autograd: Autograd) -> None:
