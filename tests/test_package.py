@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -322,6 +323,18 @@ def test_second_derivative_is_refused(package: ModuleType) -> None:
     (da,) = torch.autograd.grad(loss, a, create_graph=True)
     with pytest.raises(RuntimeError, match="gradients of gradients are not available"):
         da.sum().backward()
+
+
+def test_a_package_without_the_backward_kernel_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(folder / "mix_backward")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    freeze([], [], folder, templates=TEMPLATES)
+    mix = importlib.import_module(folder.name).mix
+    a, b = torch.randn(5, 6, requires_grad=True), torch.randn(6)
+    with pytest.raises(RuntimeError, match="lacks mix_backward: `tune mix_backward` adds it"):
+        mix(a, b)[0].sum().backward()
 
 
 def test_modes_and_profilers_see_the_operation(package: ModuleType) -> None:

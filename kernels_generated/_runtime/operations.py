@@ -102,9 +102,12 @@ class Package:
 
     def _derivative(self, signature: Signature, autograd: Mapping[str, Any] | None) -> Derivative:
         """Return the derivative by the autograd section, if its backward kernel is frozen, too."""
-        backward = autograd["backward"] if autograd else signature.kernel
-        if autograd is None or not (self.folder / backward).exists():
-            return no_derivative(f"{self.name}.{signature.kernel}")
+        label = f"{self.name}.{signature.kernel}"
+        if autograd is None:
+            return no_derivative(label)
+        backward = autograd["backward"]
+        if not (self.folder / backward).exists():
+            return no_derivative(label, missing=backward)
         return kernel_derivative(
             signature,
             Signature.from_json(self._read(backward)["signature"]),

@@ -13,17 +13,21 @@ Derivative = tuple[Callable[..., Any], Callable[..., None]]
 """Backward and setup_context, as `torch.library.register_autograd` takes them."""
 
 
-def no_derivative(label: str) -> Derivative:
+def no_derivative(label: str, missing: str | None = None) -> Derivative:
     """Return the derivative of an operation that has none: backward raises RuntimeError.
 
     Args:
         label: Name of the operation, for the message.
+        missing: Kernel that would give it one.
     """
+    reason = "a backward operation has none, so gradients of gradients are not available"
+    if missing is not None:
+        reason = f"this package lacks {missing}: `tune {missing}` adds it"
 
     def refuse(*_: Any) -> NoReturn:
         raise RuntimeError(
             f"{label} has no derivative: call it on tensors that need no gradient, or detach its "
-            "inputs (a backward operation has none, so gradients of gradients are not available)"
+            f"inputs ({reason})"
         )
 
     def setup_context(**_: Any) -> None:
