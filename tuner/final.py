@@ -8,9 +8,9 @@ from concurrent.futures import wait
 
 from tuner import codec
 from tuner.children.worker import Lethal
-from tuner.records import Candidate, Measurement, Rejection, Trial, TunerError, Winner
+from tuner.records import Candidate, Measurement, Rejection, TunerError, Winner
 from tuner.session import Session, Subject
-from tuner.study import DefaultRejected, Study
+from tuner.study import DefaultRejected, Report, Study
 from tuner.timing import finals
 from tuner.timing.race import RaceResult
 
@@ -33,9 +33,7 @@ class Final:
         report: Called with a trial that turns out to be rejected.
     """
 
-    def __init__(
-        self, session: Session, subject: Subject, study: Study, report: Callable[[Trial], None]
-    ) -> None:
+    def __init__(self, session: Session, subject: Subject, study: Study, report: Report) -> None:
         self._session = session
         self._subject = subject
         self._study = study

@@ -14,15 +14,7 @@ from tuner.children.host import HostLost
 from tuner.children.task import Compiled
 from tuner.children.worker import Lethal
 from tuner.guesses import guesses
-from tuner.records import (
-    Candidate,
-    Measurement,
-    Outcome,
-    Rejection,
-    Source,
-    Trial,
-    TunerError,
-)
+from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, Trial, TunerError
 from tuner.search import sampler
 from tuner.session import Session, Subject
 
