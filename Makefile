@@ -32,6 +32,8 @@ golden: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# Once more, last: Ray has a command `tune` too.
+	$(BIN)/pip install --quiet --no-deps --force-reinstall --editable .
 	touch $@
 
 clean:
