@@ -415,8 +415,9 @@ def language() -> ModuleType:
         warp_specialize=warp_specialize,
         _core=SimpleNamespace(builtin=lambda function: function),
     )
-    for name in ("BlockedLayout", "NVMMASharedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout"):
-        setattr(gl, name, layout)
+    for kind in ("Blocked", "NVMMAShared", "NVMMADistributed", "Slice"):
+        setattr(gl, f"{kind}Layout", layout)
+    gl.DotOperandLayout = layout
     return gl
 
 

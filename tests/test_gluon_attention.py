@@ -39,7 +39,7 @@ POINTERS = [{"B": 1, "H": 2, "S": 17, "D": 136, "KV": 1, "T": 20}]
 MISTAKES = {
     "attention_backward": {
         "default": (
-            ("    fence_async_shared()\n    cta_barrier()\n    dq =", "    cta_barrier()\n    dq ="),
+            ("fence_async_shared()\n    cta_barrier()\n    dq =", "cta_barrier()\n    dq ="),
             ("    fence_async_shared()\n    tma_store(dv", "    tma_store(dv"),
             ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
             ("warpgroup_mma_wait(1, deps=(dv, p_operand))", "(dv, p_operand)"),
@@ -49,7 +49,7 @@ MISTAKES = {
             ("            tma.store_wait(0)\n", ""),
             ("head = kv_head * group + member", "head = kv_head * group"),
             ("seen += first + 1 - S", "seen += first + 1"),
-            ("blocks = gl.cdiv(S - first, BLOCK_M)", "blocks = gl.cdiv(S - first, BLOCK_M) - 1"),
+            ("= gl.cdiv(S - first, BLOCK_M)", "= gl.cdiv(S - first, BLOCK_M) - 1"),
         ),
         "paired": (
             ("    fence_async_shared()\n    # a slot", "    # a slot"),
