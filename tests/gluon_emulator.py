@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 import threading
+import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import torch
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_cooperative_grid")
 
 _here = threading.local()
 _memory = threading.Lock()  # additions to global memory are atomic
@@ -34,19 +37,29 @@ class Deadlock(Exception):
 class Program:
     """One program: its place in the grid, and the condition on which its partitions wait."""
 
-    def __init__(self, place: tuple[int, ...], grid: tuple[int, ...]) -> None:
-        self.place, self.grid = place, grid
+    def __init__(
+        self, place: tuple[int, ...], grid: tuple[int, ...], failures: list[BaseException]
+    ) -> None:
+        self.place, self.grid, self.failures = place, grid, failures
         self.changed = threading.Condition()
         self.running = 1
         self.waiting: dict[Partition, tuple[Barrier, int]] = {}
-        self.failures: list[BaseException] = []
+        self.polling: set[Partition] = set()  # who waits for other programs, and nobody for them
 
     def stuck(self) -> bool:
         """Return whether every partition waits for a barrier that is still in its phase."""
         waiting = self.waiting.values()
-        return len(waiting) == self.running and all(
+        return len(waiting) == self.running - len(self.polling) and all(
             barrier.phase % 2 == parity for barrier, parity in waiting
         )
+
+    def poll(self, partition: Partition) -> None:
+        """Let others run, as long as they do."""
+        self.polling.add(partition)
+        partition.polls += 1
+        if self.failures or partition.polls > 20_000:
+            raise Deadlock("what a partition polls for does not come")
+        time.sleep(1e-3)
 
 
 class Partition:
@@ -57,6 +70,7 @@ class Partition:
         self.products: deque[Product] = deque()
         self.groups: deque = deque()
         self.unfenced: set[int] = set()
+        self.polls = 0
 
     def drain(self, queue: deque, left: int) -> None:
         while len(queue) > left:
@@ -301,10 +315,17 @@ class Kernel:
         def launch(*arguments, **options) -> None:
             taken = {k: v for k, v in options.items() if k not in LAUNCH_OPTIONS}
             values = [_argument(value) for value in arguments]
-            for place in itertools.product(*map(range, grid)):
-                _here.partition = Partition(Program(place, grid))
+            failures: list[BaseException] = []
+
+            def run(place: tuple[int, ...]) -> None:
+                _here.partition = Partition(Program(place, grid, failures))
                 self.function(*values, **taken)
                 _here.partition.finish()
+
+            # programs that may wait for each other run at the same time
+            together = options.get("launch_cooperative_grid", False)
+            with ThreadPoolExecutor(math.prod(grid) if together else 1) as pool:
+                list(pool.map(run, itertools.product(*map(range, grid))))
 
         return launch
 
@@ -339,9 +360,21 @@ def store(pointer, value, mask=None) -> None:
     pointer.memory[offset[mask]] = value[mask].to(pointer.memory.dtype)
 
 
-def atomic_add(pointer, value, sem) -> None:
+def atomic_add(pointer, value, sem, mask=True):
+    offset, value = (torch.as_tensor(item).flatten() for item in (pointer.offset, value))
+    if not value.any():
+        _here.partition.program.poll(_here.partition)
     with _memory:
-        pointer.memory.index_add_(0, pointer.offset.flatten(), value.flatten())
+        old = pointer.memory[offset]
+        if mask:
+            pointer.memory.index_add_(0, offset, value.to(pointer.memory.dtype))
+    return old if len(old) > 1 else old[0]
+
+
+def inline_asm_elementwise(instruction, *_, **__) -> None:
+    """Wait until all but some additions are in global memory: the one instruction that is used."""
+    left = re.fullmatch(r"cp\.async\.bulk\.wait_group (\d); // \$0", instruction)
+    _here.partition.drain(_here.partition.groups, int(left[1]))
 
 
 def _pair(function):
@@ -353,6 +386,7 @@ def language() -> ModuleType:
     gl.__dict__.update(
         constexpr=object,
         float32=torch.float32,
+        int32=torch.int32,
         int64=torch.int64,
         program_id=lambda axis: torch.tensor(_here.partition.program.place[axis]),
         num_programs=lambda axis: _here.partition.program.grid[axis],
@@ -374,14 +408,16 @@ def language() -> ModuleType:
         load=load,
         store=store,
         atomic_add=atomic_add,
+        inline_asm_elementwise=inline_asm_elementwise,
         barrier=lambda: None,
         static_range=range,
         allocate_shared_memory=allocate_shared_memory,
         warp_specialize=warp_specialize,
         _core=SimpleNamespace(builtin=lambda function: function),
     )
-    for name in ("NVMMASharedLayout", "NVMMADistributedLayout", "SliceLayout", "DotOperandLayout"):
-        setattr(gl, name, layout)
+    for kind in ("Blocked", "NVMMAShared", "NVMMADistributed", "Slice"):
+        setattr(gl, f"{kind}Layout", layout)
+    gl.DotOperandLayout = layout
     return gl
 
 

@@ -36,41 +36,62 @@ WIDE = [
     {"B": 1, "H": 1, "S": 70, "D": 136, "KV": 1, "T": 200},
 ]
 POINTERS = [{"B": 1, "H": 2, "S": 17, "D": 136, "KV": 1, "T": 20}]
-PAIRED = (
-    ("    fence_async_shared()\n    # a slot", "    # a slot"),
-    ("mbarrier.wait(others_ready.index(ds_slot)", "mbarrier.wait(ds_ready.index(ds_slot)"),
-    ("    mbarrier.wait(k_read.index(0), 0)\n", ""),
-    ("warpgroup_mma_wait(2, deps=(dv, p_operand))", "(dv, p_operand)"),
-    ("                tma.store_wait(1)\n", ""),
-    ("[(place + part) * ROWS, 0]", "[place * ROWS, 0]"),
-    ("use_acc=half == 1", "use_acc=half == 0"),
-)
-"""Mistakes in what two warpgroups share."""
-
 MISTAKES = {
-    "attention_backward": (
-        ("    fence_async_shared()\n    cta_barrier()\n    dq =", "    cta_barrier()\n    dq ="),
-        ("    fence_async_shared()\n    tma_store(dv", "    tma_store(dv"),
-        ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
-        ("warpgroup_mma_wait(1, deps=(dv, p_operand))", "(dv, p_operand)"),
-        ("    arrive(q_free.index(q_slot))\n", ""),
-        ("4 * BLOCK_M", "8 * BLOCK_M"),
-        ("(number // 2) & 1) ^ 1", "(number // 2) & 1)"),
-        ("            tma.store_wait(0)\n", ""),
-        ("head = kv_head * group + member", "head = kv_head * group"),
-        ("seen += first + 1 - S", "seen += first + 1"),
-        ("blocks = gl.cdiv(S - first, BLOCK_M)", "blocks = gl.cdiv(S - first, BLOCK_M) - 1"),
-    ),
-    "attention_forward": (
-        ("    fence_async_shared()\n    tma_store(o", "    tma_store(o"),
-        ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
-        ("= warpgroup_mma_wait(0, deps=(accumulator, p))", "= (accumulator, p)"),
-        ("    mbarrier.arrive(v_free.index(v_slot), count=1)\n", ""),
-        ("kv_head = head // group", "kv_head = head"),
-        ("off_m + (T - S) + gl", "off_m + gl"),
-        ("blocks - seen_by_all // BLOCK_N", "blocks - seen_by_all // BLOCK_N - 1"),
-    ),
+    "attention_backward": {
+        "default": (
+            ("fence_async_shared()\n    cta_barrier()\n    dq =", "cta_barrier()\n    dq ="),
+            ("    fence_async_shared()\n    tma_store(dv", "    tma_store(dv"),
+            ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
+            ("warpgroup_mma_wait(1, deps=(dv, p_operand))", "(dv, p_operand)"),
+            ("    arrive(q_free.index(q_slot))\n", ""),
+            ("4 * BLOCK_M", "8 * BLOCK_M"),
+            ("(number // 2) & 1) ^ 1", "(number // 2) & 1)"),
+            ("            tma.store_wait(0)\n", ""),
+            ("head = kv_head * group + member", "head = kv_head * group"),
+            ("seen += first + 1 - S", "seen += first + 1"),
+            ("= gl.cdiv(S - first, BLOCK_M)", "= gl.cdiv(S - first, BLOCK_M) - 1"),
+        ),
+        "paired": (
+            ("    fence_async_shared()\n    # a slot", "    # a slot"),
+            ("mbarrier.wait(others_ready.index(ds_slot)", "mbarrier.wait(ds_ready.index(ds_slot)"),
+            ("    mbarrier.wait(k_read.index(0), 0)\n", ""),
+            ("warpgroup_mma_wait(2, deps=(dv, p_operand))", "(dv, p_operand)"),
+            ("                tma.store_wait(1)\n", ""),
+            ("[(place + part) * ROWS, 0]", "[place * ROWS, 0]"),
+            ("use_acc=half == 1", "use_acc=half == 0"),
+        ),
+        "linear_finisher": (
+            ("mbarrier.wait(v_free.index(0), phase ^ 1)", "pass"),
+            ("mbarrier.wait(k_free.index(0), phase ^ 1)", "pass"),
+            ("arrive(v_free.index(0), last)", "arrive(v_free.index(0))"),
+            ("tma.store_wait(0)\n        out.store((dk", "out.store((dk"),
+            ("heads * columns - 1 - place", "heads * columns - place"),
+            ("        phase ^= 1\n    tma.store_wait(0)\n", "        phase ^= 1\n"),
+            ("    tma_sum_wait(0)\n    cta_barrier()\n", ""),
+            ("< gl.cdiv(keys, BLOCK_N)", "< gl.cdiv(keys, BLOCK_N) - 1"),
+            ("quad // 4 % 8", "quad // 4 % 4"),
+            ("(member // 2 * 8, 0)", "(member // 2, 0)"),
+        ),
+    },
+    "attention_forward": {
+        "default": (
+            ("    fence_async_shared()\n    tma_store(o", "    tma_store(o"),
+            ("warpgroup_mma_wait(1, deps=(scores,))", "warpgroup_mma_wait(2, deps=(scores,))"),
+            ("= warpgroup_mma_wait(0, deps=(accumulator, p))", "= (accumulator, p)"),
+            ("    mbarrier.arrive(v_free.index(v_slot), count=1)\n", ""),
+            ("kv_head = head // group", "kv_head = head"),
+            ("off_m + (T - S) + gl", "off_m + gl"),
+            ("blocks - seen_by_all // BLOCK_N", "blocks - seen_by_all // BLOCK_N - 1"),
+        ),
+        "turns": (
+            ("mbarrier.wait(q_free.index(part), phase ^ 1)", "pass"),
+            ("        phase ^= 1\n    tma.store_wait(0)\n", "        phase ^= 1\n"),
+            ("tma.store_wait(0)  # what was written before has left", "pass"),
+            ("return turn * most + place % heads", "return place % heads"),
+        ),
+    },
 }
+"""What to change in the file of the first seed with a value, or of the default."""
 
 # The first test waits for the child.
 pytestmark = pytest.mark.timeout(300)
@@ -126,7 +147,7 @@ def test_wide_heads_are_right(report):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_emulator_sees_every_mistake(report, kernel):
     found = report[kernel]["mistakes"]
-    assert len(found) == len(MISTAKES[kernel]) + len(PAIRED) * (kernel == "attention_backward")
+    assert len(found) == sum(map(len, MISTAKES[kernel].values()))
     assert [change for change, fault in found if not fault] == []
 
 
@@ -176,7 +197,7 @@ def emulate(kernel: str, folder: Path) -> dict:
     candidates = sample(kernel)
     paths = [write(kernel, TEMPLATE, dict(item.parameters), folder) for item in candidates]
     wrong = []
-    for number, (text, (old, new)) in enumerate(mistakes(kernel, paths[0], folder)):
+    for number, (text, (old, new)) in enumerate(mistakes(kernel, folder)):
         assert old in text, old
         path = folder / f"mistake{number}.py"
         path.write_text(text.replace(old, new))
@@ -195,13 +216,14 @@ def emulate(kernel: str, folder: Path) -> dict:
     }
 
 
-def mistakes(kernel: str, default: Path, folder: Path) -> list[tuple[str, tuple[str, str]]]:
+def mistakes(kernel: str, folder: Path) -> list[tuple[str, tuple[str, str]]]:
     """Return files with what to change in each."""
-    found = [(default.read_text(), mistake) for mistake in MISTAKES[kernel]]
-    if kernel == "attention_backward":
-        pair = next(item for item in spec_of(kernel).seeds if "paired" in str(item))
-        text = write(kernel, TEMPLATE, dict(pair.parameters), folder).read_text()
-        found += [(text, mistake) for mistake in PAIRED]
+    found = []
+    for value, changes in MISTAKES[kernel].items():
+        candidates = (item for item in spec_of(kernel).seeds if value in str(item))
+        candidate = spec_of(kernel).default if value == "default" else next(candidates)
+        text = write(kernel, TEMPLATE, dict(candidate.parameters), folder).read_text()
+        found += [(text, change) for change in changes]
     return found
 
 
