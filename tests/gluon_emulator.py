@@ -24,7 +24,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_cooperative_grid")
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 _here = threading.local()
 _memory = threading.Lock()  # additions to global memory are atomic
@@ -322,9 +322,8 @@ class Kernel:
                 self.function(*values, **taken)
                 _here.partition.finish()
 
-            # programs that may wait for each other run at the same time
-            together = options.get("launch_cooperative_grid", False)
-            with ThreadPoolExecutor(math.prod(grid) if together else 1) as pool:
+            # a program may wait for another, which may not have started
+            with ThreadPoolExecutor(2) as pool:
                 list(pool.map(run, itertools.product(*map(range, grid))))
 
         return launch
@@ -343,7 +342,7 @@ def jit(function=None, **options):
 def allocate_shared_memory(dtype, shape, layout):
     if layout == "barriers":
         return Barriers(shape[0])
-    data = torch.full(shape, math.nan, dtype=dtype)
+    data = torch.full(shape, math.nan if dtype.is_floating_point else 1 << 30, dtype=dtype)
     return Shared(data, data.data_ptr())
 
 
@@ -388,6 +387,7 @@ def language() -> ModuleType:
         float32=torch.float32,
         int32=torch.int32,
         int64=torch.int64,
+        num_warps=lambda: 4,
         program_id=lambda axis: torch.tensor(_here.partition.program.place[axis]),
         num_programs=lambda axis: _here.partition.program.grid[axis],
         arange=lambda start, end, layout: torch.arange(start, end),
@@ -415,7 +415,7 @@ def language() -> ModuleType:
         warp_specialize=warp_specialize,
         _core=SimpleNamespace(builtin=lambda function: function),
     )
-    for kind in ("Blocked", "NVMMAShared", "NVMMADistributed", "Slice"):
+    for kind in ("Blocked", "NVMMAShared", "NVMMADistributed", "Slice", "SwizzledShared"):
         setattr(gl, f"{kind}Layout", layout)
     gl.DotOperandLayout = layout
     return gl
