@@ -28,7 +28,7 @@ TEMPLATE = "gluon_sm90"
 KERNELS = ("attention_backward", "attention_forward")
 SHAPES = [
     {"B": 1, "H": 4, "S": 150, "D": 64, "KV": 2, "T": 131},
-    {"B": 1, "H": 1, "S": 70, "D": 96, "KV": 1, "T": 400},
+    {"B": 1, "H": 1, "S": 150, "D": 96, "KV": 1, "T": 270},
     {"B": 2, "H": 1, "S": 1, "D": 40, "KV": 1, "T": 1},
 ]
 WIDE = [
