@@ -28,7 +28,7 @@ TEMPLATE = "gluon_sm90"
 KERNELS = ("attention_backward", "attention_forward")
 SHAPES = [
     {"B": 1, "H": 4, "S": 150, "D": 64, "KV": 2, "T": 131},
-    {"B": 1, "H": 1, "S": 70, "D": 96, "KV": 1, "T": 400},
+    {"B": 1, "H": 1, "S": 150, "D": 96, "KV": 1, "T": 270},
     {"B": 2, "H": 1, "S": 1, "D": 40, "KV": 1, "T": 1},
 ]
 WIDE = [
@@ -69,6 +69,9 @@ MISTAKES = {
             ("mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)", "pass"),
             ("mbarrier.arrive(tile_free.index(slot), count=1)", "pass"),
             ("turn * most + place % heads, place // heads", "place % heads, place // heads"),
+            ("ds_ring.index(2 * ds_slot + PART).store(nothing)", "pass"),
+            ("unseen = 1", "unseen = 0"),
+            ("if seen + BLOCK_M <= 1:", "if seen <= 1:"),
             ("    tma_sum_wait(0)\n    cta_barrier()\n", ""),
             ("< gl.cdiv(keys, BLOCK_N)", "< gl.cdiv(keys, BLOCK_N) - 1"),
             ("quad // 4 % 8", "quad // 4 % 4"),
