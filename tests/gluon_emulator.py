@@ -290,6 +290,7 @@ def warp_specialize(parts, warps, registers) -> None:
             program.failures.append(error)
         with program.changed:
             program.running -= 1
+            program.polling.discard(_here.partition)
             program.changed.notify_all()
 
     threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
