@@ -15,9 +15,9 @@ from typing import Any
 from tuner import codec
 from tuner.package.freeze import RUNTIME
 from tuner.package.reading import package_winners
-from tuner.records import Candidate, UsageError, Winner, format_value
+from tuner.records import Candidate, UsageError, Winner, Workload, format_value
 from tuner.search.tables import read_tables
-from tuner.session import Subject
+from tuner.space.feasible import FeasibleSet
 from tuner.space.template import TemplateSpec
 
 FORMATS = (
@@ -98,45 +98,46 @@ def _of_folder(path: Path) -> list[Seed]:
     return seeds
 
 
-def fit(subject: Subject, seeds: Sequence[Seed]) -> Fit:
+def fit(workload: Workload, feasible: FeasibleSet, seeds: Sequence[Seed]) -> Fit:
     """Return the candidates that a workload takes over: nothing is rounded to what it allows.
 
     What a configuration does not say has the template's default value.
 
     Args:
-        subject: The workload.
+        workload: The workload.
+        feasible: What may be tried for it.
         seeds: Configurations of any kernels.
     """
     found = Fit()
-    extents = dict(subject.task.workload.dims)
-    kernel = subject.task.workload.kernel
+    extents, kernel = dict(workload.dims), workload.kernel
     mine = [seed for seed in seeds if seed.kernel in (None, kernel)]
     for seed in sorted(mine, key=lambda seed: (_distance(seed, extents), seed.time_ms)):
         if len(found.candidates) == MOST:
             break
-        for candidate in candidates_of(subject, seed, found.left_out):
+        for candidate in candidates_of(kernel, feasible, seed, found.left_out):
             if candidate not in found.candidates:
                 found.candidates.append(candidate)
     return found
 
 
-def candidates_of(subject: Subject, seed: Seed, left_out: Counter[str]) -> Iterator[Candidate]:
+def candidates_of(
+    kernel: str, feasible: FeasibleSet, seed: Seed, left_out: Counter[str]
+) -> Iterator[Candidate]:
     """Yield a configuration as a candidate of each template that knows most of its names.
 
     Args:
-        subject: The workload.
+        kernel: The kernel's name.
+        feasible: What may be tried.
         seed: The configuration.
         left_out: Counts why it is none.
     """
     given = {_canonical(name): (name, value) for name, value in seed.parameters}
-    parts = [
-        part for part in subject.feasible.templates if seed.template in (None, part.spec.name)
-    ]
+    parts = [part for part in feasible.templates if seed.template in (None, part.spec.name)]
     known = {part.spec.name: given.keys() & _names(part.spec).keys() for part in parts}
     most = max(map(len, known.values()), default=0)
     if not most:
         what = f"template {seed.template}" if seed.template else ", ".join(dict(seed.parameters))
-        left_out[f"{what}: unknown to {subject.task.workload.kernel} on this device"] += 1
+        left_out[f"{what}: unknown to {kernel} on this device"] += 1
         return
     for part in parts:
         if len(known[part.spec.name]) < most:
@@ -147,7 +148,7 @@ def candidates_of(subject: Subject, seed: Seed, left_out: Counter[str]) -> Itera
         candidate = _candidate(part.spec, values, left_out)
         if candidate is None:
             continue
-        if candidate in subject.feasible:
+        if candidate in feasible:
             yield candidate
         for constraint in part.spec.broken(candidate, part.limits):
             left_out[f"{part.spec.name}: breaks {constraint}"] += 1

@@ -29,9 +29,9 @@ def seeded(
     """
     left_out: Counter[str] = Counter()
     for subject in subjects:
-        found = fit(subject, seeds)
+        workload = subject.task.workload
+        found = fit(workload, subject.feasible, seeds)
         if seeds:
-            workload = subject.task.workload
             console.print(
                 f"{workload.kernel} {workload}: {len(found.candidates)} first candidates of "
                 f"{len(seeds)} configurations"
