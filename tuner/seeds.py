@@ -25,8 +25,9 @@ FORMATS = (
     "entry of Helion, a cache or T4 results of Kernel Tuner, a trials.jsonl, winners.json or CSV "
     "export of ours, or a folder: of a package or store of ours, or of such files"
 )
-MOST = 12
-"""Candidates that a workload takes over: those of the nearest workloads, then the fastest."""
+MOST = 4
+"""Configurations that a workload takes over of a file: the nearest workloads', then the fastest.
+More are like these, and cost what the search finds on its own (`benchmarks/seeds.py`)."""
 
 _HELION_BLOCKS = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
 _SAME = re.compile(r"(BLOCK|GROUP)_?SIZE_")
@@ -106,17 +107,18 @@ def fit(workload: Workload, feasible: FeasibleSet, seeds: Sequence[Seed]) -> Fit
     Args:
         workload: The workload.
         feasible: What may be tried for it.
-        seeds: Configurations of any kernels.
+        seeds: A file's configurations, of any kernels.
     """
-    found = Fit()
+    found, taken = Fit(), 0
     extents, kernel = dict(workload.dims), workload.kernel
     mine = [seed for seed in seeds if seed.kernel in (None, kernel)]
     for seed in sorted(mine, key=lambda seed: (_distance(seed, extents), seed.time_ms)):
-        if len(found.candidates) == MOST:
+        given = candidates_of(kernel, feasible, seed, found.left_out)
+        before = len(found.candidates)
+        found.candidates += [item for item in given if item not in found.candidates]
+        taken += len(found.candidates) > before
+        if taken == MOST:
             break
-        for candidate in candidates_of(kernel, feasible, seed, found.left_out):
-            if candidate not in found.candidates:
-                found.candidates.append(candidate)
     return found
 
 
@@ -158,15 +160,13 @@ def _candidate(
     spec: TemplateSpec, values: Mapping[str, Any], left_out: Counter[str]
 ) -> Candidate | None:
     """Return the candidate with these values, None if one of them is none of the choices."""
-    names, chosen = _names(spec), dict(spec.default.parameters)
-    choices = dict(spec.parameters)
+    names, chosen, choices = _names(spec), dict(spec.default.parameters), dict(spec.parameters)
     for key, value in values.items():
         name = names[key]
         same = [item for item in choices[name] if item == value]  # 1 stands for true, too
         if not same:
             allowed = ", ".join(map(format_value, choices[name]))
-            spelled = format_value(value)
-            left_out[f"{spec.name}: {name}={spelled} is not one of {allowed}"] += 1
+            left_out[f"{spec.name}: {name}={format_value(value)} is not one of {allowed}"] += 1
             return None
         chosen[name] = same[0]
     return Candidate.of(spec.name, chosen)
@@ -190,15 +190,15 @@ def _distance(seed: Seed, extents: Mapping[str, int]) -> float:
 def _of_json(data: Mapping[str, Any], path: Path) -> list[Seed]:
     """Return the configurations of a JSON file that is no table, none if it is unknown."""
     if "configs_timings" in data:
-        return [_of_triton(config, timing) for config, timing in data["configs_timings"]]
+        seeds = [_of_triton(config, timing) for config, timing in data["configs_timings"]]
+        return [seed for seed in seeds if math.isfinite(seed.time_ms)]  # the others failed
     if "winners" in data:
         return [_of_winner(codec.from_json(Winner, item)) for item in data["winners"]]
     if "config" in data and "key" in data:  # Helion's cache holds its configuration as text
         return [_of_helion(json.loads(data["config"]))]
     if "block_sizes" in data or "pid_type" in data:
         return [_of_helion(data)]
-    entries = {key: item for key, item in data.items() if key.isdecimal()}
-    return [_of_vllm(int(key), item, path) for key, item in entries.items()]
+    return [_of_vllm(int(key), item, path) for key, item in data.items() if key.isdecimal()]
 
 
 def _of_triton(config: Mapping[str, Any], timing: Any) -> Seed:
