@@ -175,7 +175,7 @@ def helion_config(table: Table, seed: int, folder: Path) -> Path:
 def _trials(table: Table, seed: int) -> Iterator[Trial]:
     """Yield the trials of the tuner's own search of the table."""
     strategy = SAMPLERS["tuner"](table, seed)
-    for number in range(EVALUATIONS):
+    for number in range(min(EVALUATIONS, len(table.times))):
         key = strategy.ask()
         time_ms = table.times[key]
         strategy.tell(key, time_ms)

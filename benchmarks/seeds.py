@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import optuna
+from entry import start
 from optuna.trial import TrialState
 from rows import OwnRows
 from seed_files import FORMATS, Format, workload
@@ -177,19 +178,20 @@ def measure(group: Sequence[Table], searches: int, output: OwnRows, files: Files
                 print(f"  {about['seeds_of']}, {item.name}: {found}", flush=True)
 
 
-def main() -> None:
-    """Search every space with the seeds of every other card."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search every space with the seeds of every other card; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", type=Path, help="other tables than the repository's")
     parser.add_argument("--searches", type=int, default=10, help="of each space and file")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/seeds.csv"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     output = OwnRows(options.output, "recorded spaces", COLUMNS)
     with tempfile.TemporaryDirectory(prefix="seeds-") as folder:
         files = Files(Path(folder))
         for group in families(options.tables or list(SPACES.glob("*.csv.gz"))):
             measure(group, options.searches, output, files)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
