@@ -115,10 +115,11 @@ def seeds(rows: Sequence[Row]) -> Iterator[str]:
         lines.append(f"| {name}{holds} | {' | '.join(cells)} |")
     yield "\n".join(lines)
     yield (
-        f"Evaluations to 95 % / 98 % of the best configuration's speed on one card, the mean of "
-        f"{rows[0]['searches']} searches for each pair of cards (100 where a search came not so "
-        "far), with the first of a file about the other card and without; the share of that speed "
-        "that the first try has."
+        "Evaluations to 95 % / 98 % of the fastest configuration's speed on one card, and the share "
+        "of it that the first try has; the best four of a file about another card are tried first. "
+        f"Means of {rows[0]['searches']} searches for each pair of cards, 100 where one did not "
+        "get there. Kernel Tuner and Triton's autotuner were given recorded times; Helion saved "
+        "what it had not searched for."
     )
 
 

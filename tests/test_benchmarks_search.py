@@ -82,7 +82,7 @@ def test_seeds_of_another_card_save_evaluations(tmp_path):
     assert found["one", "tuner trials.csv"]["taken"] == "4"
     (table, about) = findings.seeds(read(output))
     assert "| none | " in table
-    assert "the mean of 1 searches" in about
+    assert "Means of 1 searches" in about
 
 
 def test_every_choice_of_a_winner_is_changed_and_raced(tmp_path, monkeypatch):
