@@ -115,11 +115,11 @@ def seeds(rows: Sequence[Row]) -> Iterator[str]:
         lines.append(f"| {name}{holds} | {' | '.join(cells)} |")
     yield "\n".join(lines)
     yield (
-        "Evaluations to 95 % / 98 % of the fastest configuration's speed on one card, and the share "
-        "of it that the first try has; the best four of a file about another card are tried first. "
-        f"Means of {rows[0]['searches']} searches for each pair of cards, 100 where one did not "
-        "get there. Kernel Tuner and Triton's autotuner were given recorded times; Helion saved "
-        "what it had not searched for."
+        "Evaluations to 95 % / 98 % of the fastest configuration's speed on one card, and the "
+        "share of it that the first try has; the best four of a file about another card are tried "
+        f"first. Means of {rows[0]['searches']} searches for each pair of cards, 100 where one "
+        "did not get there. Kernel Tuner and Triton's autotuner were given recorded times; Helion "
+        "saved what it had not searched for."
     )
 
 
