@@ -124,6 +124,16 @@ class _Driver:
         return GPUTarget("cuda", 90, 32)
 
 
+@contextlib.contextmanager
+def _with_driver(stand_in: _Driver) -> Iterator[None]:
+    before = driver._active  # reset_active() looks for a card
+    driver.set_active(stand_in)
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
 @triton.jit
 def recorded_kernel(extent):
     pass
@@ -138,8 +148,7 @@ def triton_autotune(table: Table, seed: int, folder: Path) -> Path:
         do_bench=_answering(table, keys),
         cache_results=True,
     )
-    driver.set_active(_Driver())
-    with triton.knobs.cache.scope():
+    with _with_driver(_Driver()), triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(folder / f"triton_{seed}")
         autotuner.run(1)
         (path,) = Path(triton.knobs.cache.dir).glob("*/*.autotune.json")
