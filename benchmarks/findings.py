@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 Row = Mapping[str, str]
 
@@ -94,11 +94,41 @@ def gradients(rows: Sequence[Row]) -> Iterator[str]:
     yield from (row["note"] for row in rows if not row["case"] and row["note"])
 
 
+def seeds(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a table of the evaluations that searches need, with each file of seeds and without."""
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    lines = [
+        f"| seeds of another card | first try | {' | '.join(kernels)} | mean |",
+        f"| --- | {'---: | ' * (len(kernels) + 2)}".rstrip(),
+    ]
+    for name in dict.fromkeys(row["format"] for row in rows):
+        mine = [row for row in rows if row["format"] == name]
+        groups = [[row for row in mine if row["kernel"] == kernel] for kernel in kernels]
+        means = [
+            [fmean(float(row[column]) for row in group) for column in ("mean_to_95", "mean_to_98")]
+            for group in groups
+        ]
+        means.append([fmean(column) for column in zip(*means, strict=True)])
+        first = fmean(float(row["first_share"]) for row in mine)
+        holds = f": {mine[0]['holds']}" if mine[0]["holds"] else ""
+        cells = [f"{first:.2f}", *(f"{near:.0f} / {nearer:.0f}" for near, nearer in means)]
+        lines.append(f"| {name}{holds} | {' | '.join(cells)} |")
+    yield "\n".join(lines)
+    yield (
+        "Evaluations to 95 % / 98 % of the fastest configuration's speed on one card, and the "
+        "share of it that the first try has; the best four of a file about another card are tried "
+        f"first. Means of {rows[0]['searches']} searches for each pair of cards, 100 where one "
+        "did not get there. Kernel Tuner and Triton's autotuner were given recorded times; Helion "
+        "saved what it had not searched for."
+    )
+
+
 _Table = Callable[[Sequence[Row]], Iterator[str]]
 
 _KINDS: tuple[tuple[set[str], str, _Table], ...] = (
     ({"cupti_us"}, "The clock beside the hardware's own", clock),
     ({"trials_to_98"}, "Searching on the device", search),
     ({"winner_value"}, "What each choice of a winner is worth", ablations),
+    ({"seeds_of"}, "What seeds save", seeds),
     ({"tuner_dq"}, "Gradients of attention against float64", gradients),
 )

@@ -23,10 +23,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import ablations
 import clock_hardware
+import findings
 import gradient_cases
 import gradients
 import search_device
 import searches
+import seeds
 import tuning_time
 import winners
 
@@ -60,6 +62,27 @@ def test_a_search_is_done_when_it_is_near_the_best():
     assert run.reached(2.0) == 4
     assert run.reached(2.1) == 3
     assert run.reached(0.5) is None
+
+
+def test_seeds_of_another_card_save_evaluations(tmp_path):
+    for card, best in (("one", 40), ("other", 41), ("alone", 0)):
+        name = "lonely_alone" if card == "alone" else f"line_{card}"
+        lines = [f"{x},{y},{1 + abs(10 * x + y - best)}" for x in range(6) for y in range(6)]
+        lines[3] = "0,3,"  # failed
+        (tmp_path / f"{name}.csv").write_text("\n".join(["X,Y,time_ms", *lines]))
+    output = tmp_path / "seeds.csv"
+    tables = map(str, sorted(tmp_path.glob("*.csv")))
+    assert seeds.main([*tables, "--searches", "1", "--output", str(output)]) == 0
+    found = {(row["card"], row["format"]): row for row in read(output)}
+    assert {card for card, _ in found} == {"one", "other"}  # nobody else ran the third kernel
+    ours = found["other", "tuner winners.json"]
+    assert (ours["seeds_of"], ours["configurations"], ours["taken"]) == ("one", "1", "1")
+    assert float(ours["first_share"]) == 0.5
+    assert 0 < float(found["one", "Triton *.autotune.json"]["configurations"]) <= 32
+    assert found["one", "tuner trials.csv"]["taken"] == "4"
+    (table, about) = findings.seeds(read(output))
+    assert "| none | " in table
+    assert "Means of 1 searches" in about
 
 
 def test_every_choice_of_a_winner_is_changed_and_raced(tmp_path, monkeypatch):

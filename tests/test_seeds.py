@@ -7,6 +7,7 @@ and by Helion 1.5.1 (`helion.Config.save`).
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 from collections.abc import Callable
@@ -14,17 +15,19 @@ from pathlib import Path
 
 import pytest
 from conftest import KERNELS, ROOT
+from rich.console import Console
 from triton import Config
 
 from tuner import codec
 from tuner.catalog import Catalog, device_class
+from tuner.cli.seeding import seeded
 from tuner.guesses import guesses
 from tuner.landing import landing
 from tuner.package.export import trials_csv, vllm_files, winners_json
 from tuner.package.reading import package_winners
 from tuner.plan import Request, plan
 from tuner.records import Candidate, DeviceInfo, Measurement, Trial, UsageError
-from tuner.seeds import MOST, fit, read_seeds
+from tuner.seeds import MOST, Fit, Seed, fit, read_seeds
 from tuner.session import Subject
 from tuner.store import Store
 
@@ -55,16 +58,21 @@ def scale() -> Subject:
     return found
 
 
+def taken(subject: Subject, seeds: list[Seed]) -> Fit:
+    return fit(subject.task.workload, subject.feasible, seeds)
+
+
 def values(candidate: Candidate) -> dict[str, object]:
     return dict(candidate.parameters)
 
 
 @pytest.mark.parametrize("name", ["kernel_tuner_cache.json", "kernel_tuner_t4.json"])
 def test_kernel_tuner_gives_its_fastest_first(scale, name):
-    found = fit(scale, read_seeds(DATA / name))
+    found = taken(scale, read_seeds(DATA / name))
     assert {candidate.template for candidate in found.candidates} == {"cpu"}
     pairs = [(values(item)["UNROLL"], values(item)["WASTE"]) for item in found.candidates]
-    assert set(pairs) == {(unroll, waste) for unroll in (1, 2, 4) for waste in (0, 4)}
+    assert set(pairs) == {(unroll, waste) for unroll in (2, 4) for waste in (0, 4)}
+    assert len(pairs) == MOST
     assert pairs[0][1] == 0
     assert all(values(item)["THREADS"] is False for item in found.candidates)
     assert found.left_out == {"cpu: UNROLL=16 is not one of 1, 2, 4, 8": 2}
@@ -76,12 +84,14 @@ def test_triton_gives_its_fastest_first(matmul, tmp_path):
         Config(blocks, num_warps=4, num_stages=4): [0.5, 0.4, 0.6],
         Config({**blocks, "BLOCK_SIZE_N": 256}, num_warps=8, num_stages=3): [0.2, 0.1, 0.3],
         Config({**blocks, "BLOCK_SIZE_N": 96}, num_warps=8, num_stages=3): [0.1, 0.1, 0.1],
+        Config(blocks, num_warps=8, num_stages=5): [float("inf")] * 3,  # as of what failed
     }
     path = tmp_path / "matmul_kernel.autotune.json"
     # As triton.runtime.autotuner.Autotuner.check_disk_cache writes it.
     rows = [(config.__dict__, times) for config, times in timings.items()]
     path.write_text(json.dumps({"key": ["16"], "configs_timings": rows}))
-    found = fit(matmul(), read_seeds(path))
+    assert len(read_seeds(path)) == 3
+    found = taken(matmul(), read_seeds(path))
     first = next(item for item in found.candidates if item.template == "triton")
     assert values(first) == {
         **{"BLOCK_M": 64, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8},
@@ -93,7 +103,7 @@ def test_triton_gives_its_fastest_first(matmul, tmp_path):
 
 
 def test_helion_gives_its_blocks_in_the_order_of_its_loops(matmul, tmp_path):
-    found = fit(matmul(), read_seeds(DATA / "helion.json"))
+    found = taken(matmul(), read_seeds(DATA / "helion.json"))
     first = next(item for item in found.candidates if item.template == "triton")
     assert [values(first)[f"BLOCK_{dim}"] for dim in "MNK"] == [128, 128, 32]
     assert (values(first)["GROUP_M"], values(first)["NUM_WARPS"]) == (8, 8)
@@ -112,20 +122,22 @@ def test_vllm_gives_the_nearest_m_first(matmul, tmp_path):
     }
     path = tmp_path / "N=4096,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"
     path.write_text(json.dumps(entries))
-    small = fit(matmul(), read_seeds(path)).candidates[0]
-    large = fit(matmul("M=2048,N=4096,K=4096,dtype=bfloat16"), read_seeds(path)).candidates[0]
+    small = taken(matmul(), read_seeds(path)).candidates[0]
+    large = taken(matmul("M=2048,N=4096,K=4096,dtype=bfloat16"), read_seeds(path)).candidates[0]
     assert (values(small)["GROUP_M"], values(large)["BLOCK_M"]) == (4, 128)
 
 
 def test_our_packages_and_exports_give_their_winners(matmul, tmp_path):
     subject = matmul()
-    of_package = fit(subject, read_seeds(FROZEN))
+    of_package = taken(subject, read_seeds(FROZEN))
     assert 1 < len(of_package.candidates) <= MOST
     own = [item for item in package_winners(FROZEN) if item.workload == subject.task.workload]
     assert of_package.candidates[0] == own[0].candidate
     winners = [item for item in package_winners(FROZEN) if item.device.arch == "sm90"]
     (tmp_path / "winners.json").write_text(winners_json(winners))
-    assert fit(subject, read_seeds(tmp_path / "winners.json")).candidates == of_package.candidates
+    assert (
+        taken(subject, read_seeds(tmp_path / "winners.json")).candidates == of_package.candidates
+    )
     for name, text in vllm_files(winners).items():
         (tmp_path / name).write_text(text)
         assert read_seeds(tmp_path / name)
@@ -160,12 +172,12 @@ def test_our_csv_export_and_our_store_give_the_nearest_workload_first(scale, tri
     store = Store(tmp_path / "store", "x86")
     for item in trials:
         store.add_trial(*(getattr(item, name) for name in FIELDS), seconds=0.1)
-    of_csv = fit(scale, read_seeds(tmp_path / "trials.csv"))
+    of_csv = taken(scale, read_seeds(tmp_path / "trials.csv"))
     assert [values(item)["UNROLL"] for item in of_csv.candidates] == [1, 2, 4, 4]
     assert [values(item)["THREADS"] for item in of_csv.candidates] == [False, False, False, True]
     assert not of_csv.left_out
     for source in (tmp_path / "store", store.path):
-        assert fit(scale, read_seeds(source)).candidates == of_csv.candidates
+        assert taken(scale, read_seeds(source)).candidates == of_csv.candidates
 
 
 def test_a_folder_gives_what_its_files_hold(scale, tmp_path):
@@ -174,8 +186,19 @@ def test_a_folder_gives_what_its_files_hold(scale, tmp_path):
         read_seeds(tmp_path)
     for name in ("kernel_tuner_cache.json", "helion.json"):
         (tmp_path / name).write_text((DATA / name).read_text())
-    alone = fit(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
-    assert fit(scale, read_seeds(tmp_path)).candidates == alone.candidates
+    alone = taken(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
+    assert taken(scale, read_seeds(tmp_path)).candidates == alone.candidates
+
+
+def test_each_file_gives_some_of_its_own(scale, trials, tmp_path):
+    (tmp_path / "trials.csv").write_text(trials_csv(trials[:1]))
+    paths = (DATA / "kernel_tuner_cache.json", tmp_path / "trials.csv")
+    files = {path: read_seeds(path) for path in paths}
+    console = Console(file=io.StringIO())
+    (subject,) = seeded(console, [scale], files)
+    assert subject.seeds[:MOST] == tuple(taken(scale, files[paths[0]]).candidates)
+    assert subject.seeds[MOST:] == (trials[0].candidate,)
+    assert f"{MOST + 1} first candidates of 9 configurations" in console.file.getvalue()
 
 
 def test_a_store_from_before_a_parameter_gives_what_came_after(scale, trials, tmp_path):
@@ -207,7 +230,7 @@ def test_where_seeds_landed_is_said(scale, trials):
 
 
 def test_seeds_are_tried_right_after_the_default(scale):
-    found = fit(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
+    found = taken(scale, read_seeds(DATA / "kernel_tuner_cache.json"))
     seeded = dataclasses.replace(scale, seeds=tuple(found.candidates))
     order = guesses(seeded, ())
     assert order[0] == scale.feasible.default
@@ -218,7 +241,7 @@ def test_what_a_constraint_forbids_is_left_out_with_its_reason(matmul, tmp_path)
     path = tmp_path / "a.json"
     config = {"block_sizes": [256, 256, 256], "num_warps": 4, "num_stages": 6}
     path.write_text(json.dumps(config))
-    found = fit(matmul(), read_seeds(path))
+    found = taken(matmul(), read_seeds(path))
     assert not [item for item in found.candidates if item.template == "triton"]
     assert any("fits shared memory" in reason or "fit shared memory" in reason
                for reason in found.left_out)  # fmt: skip
@@ -227,7 +250,7 @@ def test_what_a_constraint_forbids_is_left_out_with_its_reason(matmul, tmp_path)
 def test_what_nobody_here_knows_is_left_out_with_its_names(scale, tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"configs_timings": [[{"kwargs": {"FOO": 1, "BAR": 2}}, 1.0]]}))
-    found = fit(scale, read_seeds(path))
+    found = taken(scale, read_seeds(path))
     assert found.candidates == []
     assert found.left_out == {"FOO, BAR: unknown to scale on this device": 1}
 
@@ -251,7 +274,7 @@ def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path)
         *("--seed-from", str(DATA / "kernel_tuner_t4.json"), "--jobs", "1"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 first candidates of 8 configurations" in done.stdout
+    assert "4 first candidates of 8 configurations" in done.stdout
     landed = (
         r"6 of 8 configurations are in the space; the best, cpu\(.*WASTE=0\), is number \d+ of"
     )

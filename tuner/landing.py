@@ -57,7 +57,9 @@ def landing(subject: Subject, seeds: Sequence[Seed], trials: Iterable[Trial]) ->
         if isinstance(outcome, Measurement)
     }
     mine = [seed for seed in seeds if seed.kernel in (None, workload.kernel)]
-    given = [list(candidates_of(subject, seed, Counter())) for seed in mine]
+    given = [
+        list(candidates_of(workload.kernel, subject.feasible, seed, Counter())) for seed in mine
+    ]
     known = sum(map(bool, given))
     landed = [candidate for items in given for candidate in items if candidate in timed]
     if not landed:

@@ -15,9 +15,9 @@ from typing import Any
 from tuner import codec
 from tuner.package.freeze import RUNTIME
 from tuner.package.reading import package_winners
-from tuner.records import Candidate, UsageError, Winner, format_value
+from tuner.records import Candidate, UsageError, Winner, Workload, format_value
 from tuner.search.tables import read_tables
-from tuner.session import Subject
+from tuner.space.feasible import FeasibleSet
 from tuner.space.template import TemplateSpec
 
 FORMATS = (
@@ -25,8 +25,9 @@ FORMATS = (
     "entry of Helion, a cache or T4 results of Kernel Tuner, a trials.jsonl, winners.json or CSV "
     "export of ours, or a folder: of a package or store of ours, or of such files"
 )
-MOST = 12
-"""Candidates that a workload takes over: those of the nearest workloads, then the fastest."""
+MOST = 4
+"""Configurations that a workload takes over of a file: the nearest workloads', then the fastest.
+More are like these, and cost what the search finds on its own (`benchmarks/seeds.py`)."""
 
 _HELION_BLOCKS = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
 _SAME = re.compile(r"(BLOCK|GROUP)_?SIZE_")
@@ -98,45 +99,47 @@ def _of_folder(path: Path) -> list[Seed]:
     return seeds
 
 
-def fit(subject: Subject, seeds: Sequence[Seed]) -> Fit:
+def fit(workload: Workload, feasible: FeasibleSet, seeds: Sequence[Seed]) -> Fit:
     """Return the candidates that a workload takes over: nothing is rounded to what it allows.
 
     What a configuration does not say has the template's default value.
 
     Args:
-        subject: The workload.
-        seeds: Configurations of any kernels.
+        workload: The workload.
+        feasible: What may be tried for it.
+        seeds: A file's configurations, of any kernels.
     """
-    found = Fit()
-    extents = dict(subject.task.workload.dims)
-    kernel = subject.task.workload.kernel
+    found, taken = Fit(), 0
+    extents, kernel = dict(workload.dims), workload.kernel
     mine = [seed for seed in seeds if seed.kernel in (None, kernel)]
     for seed in sorted(mine, key=lambda seed: (_distance(seed, extents), seed.time_ms)):
-        if len(found.candidates) == MOST:
+        given = candidates_of(kernel, feasible, seed, found.left_out)
+        before = len(found.candidates)
+        found.candidates += [item for item in given if item not in found.candidates]
+        taken += len(found.candidates) > before
+        if taken == MOST:
             break
-        for candidate in candidates_of(subject, seed, found.left_out):
-            if candidate not in found.candidates:
-                found.candidates.append(candidate)
     return found
 
 
-def candidates_of(subject: Subject, seed: Seed, left_out: Counter[str]) -> Iterator[Candidate]:
+def candidates_of(
+    kernel: str, feasible: FeasibleSet, seed: Seed, left_out: Counter[str]
+) -> Iterator[Candidate]:
     """Yield a configuration as a candidate of each template that knows most of its names.
 
     Args:
-        subject: The workload.
+        kernel: The kernel's name.
+        feasible: What may be tried.
         seed: The configuration.
         left_out: Counts why it is none.
     """
     given = {_canonical(name): (name, value) for name, value in seed.parameters}
-    parts = [
-        part for part in subject.feasible.templates if seed.template in (None, part.spec.name)
-    ]
+    parts = [part for part in feasible.templates if seed.template in (None, part.spec.name)]
     known = {part.spec.name: given.keys() & _names(part.spec).keys() for part in parts}
     most = max(map(len, known.values()), default=0)
     if not most:
         what = f"template {seed.template}" if seed.template else ", ".join(dict(seed.parameters))
-        left_out[f"{what}: unknown to {subject.task.workload.kernel} on this device"] += 1
+        left_out[f"{what}: unknown to {kernel} on this device"] += 1
         return
     for part in parts:
         if len(known[part.spec.name]) < most:
@@ -147,7 +150,7 @@ def candidates_of(subject: Subject, seed: Seed, left_out: Counter[str]) -> Itera
         candidate = _candidate(part.spec, values, left_out)
         if candidate is None:
             continue
-        if candidate in subject.feasible:
+        if candidate in feasible:
             yield candidate
         for constraint in part.spec.broken(candidate, part.limits):
             left_out[f"{part.spec.name}: breaks {constraint}"] += 1
@@ -157,15 +160,13 @@ def _candidate(
     spec: TemplateSpec, values: Mapping[str, Any], left_out: Counter[str]
 ) -> Candidate | None:
     """Return the candidate with these values, None if one of them is none of the choices."""
-    names, chosen = _names(spec), dict(spec.default.parameters)
-    choices = dict(spec.parameters)
+    names, chosen, choices = _names(spec), dict(spec.default.parameters), dict(spec.parameters)
     for key, value in values.items():
         name = names[key]
         same = [item for item in choices[name] if item == value]  # 1 stands for true, too
         if not same:
             allowed = ", ".join(map(format_value, choices[name]))
-            spelled = format_value(value)
-            left_out[f"{spec.name}: {name}={spelled} is not one of {allowed}"] += 1
+            left_out[f"{spec.name}: {name}={format_value(value)} is not one of {allowed}"] += 1
             return None
         chosen[name] = same[0]
     return Candidate.of(spec.name, chosen)
@@ -189,15 +190,15 @@ def _distance(seed: Seed, extents: Mapping[str, int]) -> float:
 def _of_json(data: Mapping[str, Any], path: Path) -> list[Seed]:
     """Return the configurations of a JSON file that is no table, none if it is unknown."""
     if "configs_timings" in data:
-        return [_of_triton(config, timing) for config, timing in data["configs_timings"]]
+        seeds = [_of_triton(config, timing) for config, timing in data["configs_timings"]]
+        return [seed for seed in seeds if math.isfinite(seed.time_ms)]  # the others failed
     if "winners" in data:
         return [_of_winner(codec.from_json(Winner, item)) for item in data["winners"]]
     if "config" in data and "key" in data:  # Helion's cache holds its configuration as text
         return [_of_helion(json.loads(data["config"]))]
     if "block_sizes" in data or "pid_type" in data:
         return [_of_helion(data)]
-    entries = {key: item for key, item in data.items() if key.isdecimal()}
-    return [_of_vllm(int(key), item, path) for key, item in entries.items()]
+    return [_of_vllm(int(key), item, path) for key, item in data.items() if key.isdecimal()]
 
 
 def _of_triton(config: Mapping[str, Any], timing: Any) -> Seed:

@@ -18,26 +18,29 @@ _MOST_REASONS = 12
 
 
 def seeded(
-    console: Console, subjects: Sequence[Subject], seeds: Sequence[Seed]
+    console: Console, subjects: Sequence[Subject], files: Mapping[Path, Sequence[Seed]]
 ) -> Iterator[Subject]:
     """Yield the subjects with what they take over from others; say what they do not.
 
     Args:
         console: Where to print.
         subjects: What is tuned for.
-        seeds: Others' configurations, of any kernels.
+        files: Others' configurations by file, of any kernels.
     """
+    total = sum(map(len, files.values()))
     left_out: Counter[str] = Counter()
     for subject in subjects:
-        found = fit(subject, seeds)
-        if seeds:
-            workload = subject.task.workload
+        workload = subject.task.workload
+        fits = [fit(workload, subject.feasible, seeds) for seeds in files.values()]
+        first = dict.fromkeys(item for found in fits for item in found.candidates)
+        if files:
             console.print(
-                f"{workload.kernel} {workload}: {len(found.candidates)} first candidates of "
-                f"{len(seeds)} configurations"
+                f"{workload.kernel} {workload}: {len(first)} first candidates of "
+                f"{total} configurations"
             )
-        left_out.update(found.left_out)
-        yield replace(subject, seeds=tuple(found.candidates))
+        for found in fits:
+            left_out.update(found.left_out)
+        yield replace(subject, seeds=tuple(first))
     for reason, count in left_out.most_common(_MOST_REASONS):
         console.print(f"  left out {count} x {reason}", markup=False)
     if (more := len(left_out) - _MOST_REASONS) > 0:

@@ -129,8 +129,7 @@ def prepare(job: Job, device: DeviceInfo, workers: Workers, name: str) -> list[S
     options = job.options
     card = card_of(workers, job.cards)
     planned = plan(job.catalog, device, _request(options))
-    seeds = [seed for given in job.seeds.values() for seed in given]
-    subjects = list(seeded(job.console, [within(card, item) for item in planned], seeds))
+    subjects = list(seeded(job.console, [within(card, item) for item in planned], job.seeds))
     store = Store(options.store, name)
     if options.fresh:
         store.forget()
