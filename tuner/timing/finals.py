@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 from tuner.records import Interval
 from tuner.timing.blocks import COPY, TIE, confidence, faster
-from tuner.timing.meter import Timing
+from tuner.timing.meter import GROSS, Timing
 from tuner.timing.race import RaceResult
 from tuner.timing.statistics import ratio_interval, samples_needed
 
@@ -82,6 +83,28 @@ def timing(result: RaceResult, label: str) -> Timing:
     """Return a contender's own time in the race; compare contenders by `ratio` instead."""
     times_ms = dict(result.times_ms)[label]
     return Timing.of(times_ms, regime=result.regime, method=result.method)
+
+
+def disturbed(result: RaceResult, known_ms: Mapping[str, float]) -> str | None:
+    """Return who takes grossly longer than it is known to, if that says something of the machine.
+
+    It does if it is the default, or half of all; a single challenger may have been timed wrongly
+    before.
+
+    Args:
+        result: The race.
+        known_ms: Times of the contenders as measured before, by the same clock.
+    """
+    slowdown = {
+        label: timing(result, label).median_ms / known_ms[label]
+        for label, _ in result.times_ms
+        if label in known_ms
+    }
+    if slowdown[result.reference] > GROSS:
+        return result.reference
+    if median_low(slowdown.values()) > GROSS:
+        return max(slowdown, key=lambda label: slowdown[label])
+    return None
 
 
 def _tied(slowdown: Interval) -> bool:

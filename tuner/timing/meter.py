@@ -18,6 +18,9 @@ LEAST_SAMPLES, MOST_SAMPLES = 2, 9
 """Samples in a visit, if the budget allows them: the first may pay for data that another variant
 has evicted, or for a hiccup."""
 
+GROSS = 2.0
+"""How many times as long as seen before is a disturbance: no card's clock moves that far."""
+
 VISITS = 25
 """Visits to each variant that a budget must allow before a visit has more than one sample."""
 
@@ -182,20 +185,34 @@ class Meter:
     def visit(self, samples: int) -> float:
         """Return the seconds of one call, as undisturbed as a number of samples can tell.
 
-        Noise adds to a reading and never takes off, so each length of batch is judged by itself:
-        the least difference would be the one whose short batch was disturbed.
+        Where they all were grossly disturbed, as by threads that wait for a core that somebody
+        else has, further samples are taken.
         """
-        overhead, read = self.long.overhead, self.stopwatch.time
-        short_s, long_s = [], []
-        for _ in range(samples):
-            short_s.append(read(self.short.run).elapsed_s if self.short else overhead.batch_s)
-            long_s.append(read(self.long.run).elapsed_s)
-        elapsed_s = undisturbed(long_s) - undisturbed(short_s)
-        return elapsed_s / self.count - overhead.launch_s
+        readings = [self._readings() for _ in range(samples)]
+        while (call_s := self._call_s(readings)) > GROSS * self.estimate_s:
+            if len(readings) >= MOST_SAMPLES:
+                break
+            readings.append(self._readings())
+        return call_s
 
     def sample(self) -> float:
         """Return the seconds of one call from one look at the clock."""
-        return self.visit(1)
+        return self._call_s([self._readings()])
+
+    def _readings(self) -> tuple[float, float]:
+        """Return the seconds of the short batch and of the long one."""
+        read, fixed_s = self.stopwatch.time, self.long.overhead.batch_s
+        short_s = read(self.short.run).elapsed_s if self.short else fixed_s
+        return short_s, read(self.long.run).elapsed_s
+
+    def _call_s(self, readings: Sequence[tuple[float, float]]) -> float:
+        """Return the seconds of one call.
+
+        Noise adds to a reading and never takes off, so each length of batch is judged by itself:
+        the least difference would be that of a disturbed short batch.
+        """
+        short_s, long_s = (undisturbed(times_s) for times_s in zip(*readings, strict=True))
+        return (long_s - short_s) / self.count - self.long.overhead.launch_s
 
     def timing(self, visits_s: Sequence[float], *, gave_up: bool = False) -> Timing:
         """Return the timing that visits amount to, given their times in seconds."""
