@@ -42,7 +42,7 @@ class Blocks:
         meters: Contenders by label, the copy among them.
         reference: Label of the default.
         rival: Label of the contender that is only compared with.
-        samples: Samples in everybody's visits.
+        samples: Samples in everybody's visits, at least and at most.
         seed: Of the order in the blocks.
     """
 
@@ -52,7 +52,7 @@ class Blocks:
         *,
         reference: str,
         rival: str | None,
-        samples: int,
+        samples: tuple[int, int],
         seed: int,
     ) -> None:
         self._meters = dict(meters)
@@ -138,7 +138,7 @@ class Blocks:
 
     def _visit_ms(self, label: str) -> float:
         # A hiccup in every short batch can make a difference negative: no ratio could be taken.
-        return max(self._meters[label].visit(self._samples) * 1e3, 1e-6)
+        return max(self._meters[label].visit(*self._samples) * 1e3, 1e-6)
 
     def _kept(self) -> npt.NDArray[np.bool_]:
         """Return in which blocks the machine stood still.

@@ -18,6 +18,9 @@ LEAST_SAMPLES, MOST_SAMPLES = 2, 9
 """Samples in a visit, if the budget allows them: the first may pay for data that another variant
 has evicted, or for a hiccup."""
 
+AGREED = 1.02
+"""Ratio of two readings that confirm each other: disturbances differ by more."""
+
 GROSS = 2.0
 """How many times as long as seen before is a disturbance: no card's clock moves that far."""
 
@@ -182,22 +185,26 @@ class Meter:
         least = LEAST_SAMPLES if self.sets == 1 else 1
         return max(min(wanted, int(budget_s / VISITS / self.sample_s)), least)
 
-    def visit(self, samples: int) -> float:
+    def visit(self, samples: int, most: int = 0) -> float:
         """Return the seconds of one call, as undisturbed as a number of samples can tell.
 
-        Where they all were grossly disturbed, as by threads that wait for a core that somebody
-        else has, further samples are taken.
+        Args:
+            samples: Samples to take.
+            most: Samples to take at most where the first do not confirm each other.
         """
         readings = [self._readings() for _ in range(samples)]
-        while (call_s := self._call_s(readings)) > GROSS * self.estimate_s:
-            if len(readings) >= MOST_SAMPLES:
-                break
+        while len(readings) < most and not self._confirmed(readings):
             readings.append(self._readings())
-        return call_s
+        return self._call_s(readings)
 
     def sample(self) -> float:
         """Return the seconds of one call from one look at the clock."""
         return self._call_s([self._readings()])
+
+    def _confirmed(self, readings: Sequence[tuple[float, float]]) -> bool:
+        """Return whether two readings agree, and not on a wait for a core that others have."""
+        least_s, next_s = sorted(long_s for _, long_s in readings)[:2]
+        return next_s < AGREED * least_s and self._call_s(readings) < GROSS * self.estimate_s
 
     def _readings(self) -> tuple[float, float]:
         """Return the seconds of the short batch and of the long one."""

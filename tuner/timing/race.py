@@ -19,7 +19,7 @@ from tuner.timing.meter import VISIT_S, Call, Meter
 from tuner.timing.statistics import median_interval, samples_needed
 
 RACE_VISIT_S = 0.001
-"""Time to spend on one visit in a race: a hiccup spoils a block, which the median leaves alone."""
+"""Time to spend on an undisturbed visit in a race: what still spoils a block, the median bears."""
 
 SURE = 0.975
 """Confidence of each of two medians, so that both and hence their ratio are right in 95 %."""
@@ -85,8 +85,11 @@ def race(
     meters, refused = _prepare(clock, contenders, reference)
     start_s, first = clock.now(), meters[reference]
     # The search has kept the device busy until now, and ratios need no sustained clocks.
-    samples = first.samples_per_visit(budget_s / len(meters), RACE_VISIT_S)
-    blocks = Blocks(meters, reference=reference, rival=rival, samples=samples, seed=seed)
+    least, most = (
+        first.samples_per_visit(budget_s / len(meters), visit_s)
+        for visit_s in (RACE_VISIT_S, VISIT_S)
+    )
+    blocks = Blocks(meters, reference=reference, rival=rival, samples=(least, most), seed=seed)
     end = _race(blocks, clock, start_s + budget_s)
     return replace(_result(blocks, first, refused=refused, end=end), error=blocks.error)
 
@@ -117,7 +120,7 @@ def survey(
     meters, refused = _prepare(clock, contenders, reference)
     start_s, first = clock.now(), meters[reference]
     samples = first.samples_per_visit(budget_s / len(meters), VISIT_S)
-    blocks = Blocks(meters, reference=reference, rival=None, samples=samples, seed=seed)
+    blocks = Blocks(meters, reference=reference, rival=None, samples=(samples, samples), seed=seed)
     _settle(blocks, clock, start_s + SETTLING * budget_s)
     wanted = samples_needed(SURE)
     while _extend(blocks, clock, wanted, start_s + budget_s):
