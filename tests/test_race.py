@@ -92,6 +92,17 @@ def test_many_looks_share_the_error():
     assert late.error < ERROR / 50
 
 
+def test_who_is_dropped_keeps_its_times_when_the_machine_finds_another_pace():
+    def settled(time_s):
+        return 1.3 if time_s < 0.8 else 1.0
+
+    machine = Machine(noise=0.02, drift=settled)
+    result = run(machine, budget_s=20.0, default=5e-3, near=4.97e-3, far=8e-3)
+    assert blocks(result)["far"] == 10
+    assert blocks(result)["near"] > 40
+    assert ratio(result, "far") == pytest.approx(1.6, rel=0.02)
+
+
 def test_a_loser_is_no_longer_sampled():
     result = run(Machine(noise=0.05), default=5e-3, near=5.02e-3, far=8e-3)
     assert blocks(result)["far"] < 20 < blocks(result)["near"]

@@ -90,6 +90,7 @@ class Blocks:
         self._times_ms: dict[str, list[float]] = {label: [] for label in self._meters}
         del self._times_ms[COPY]
         self._copy_ms = [self._visit_ms(COPY)]
+        self._judged = np.empty(0, dtype=bool)
 
     def add(self) -> None:
         """Time everyone who still runs once, in random order, then the copy."""
@@ -109,6 +110,7 @@ class Blocks:
     def look(self) -> str | None:
         """Drop who cannot win any more; return how the race ended if nothing is left open."""
         self._looks += 1
+        self._judged = self._kept()
         times_ms, sure = self.kept_ms(), 1 - self.error
         if len(times_ms[COPY]) < samples_needed(sure):
             return None
@@ -144,11 +146,14 @@ class Blocks:
         """Return in which blocks the machine stood still.
 
         The reference's copy is compared before and after each block and with its usual level.
-        Neither the default nor those who challenge it are chosen by their own times.
+        Neither the default nor those who challenge it are chosen by their own times. What a look
+        was based on stays, else those that it dropped could be left without any.
         """
         copy = np.log(self._copy_ms)
         before, after = copy[:-1], copy[1:]
-        return ~(outliers(after - before) | outliers(after + before))
+        kept = ~(outliers(after - before) | outliers(after + before))
+        kept[: len(self._judged)] = self._judged
+        return kept
 
 
 def _ratio(times_ms: Times, over: str, under: str, *, confidence: float) -> Interval:
