@@ -14,7 +14,7 @@ from statistics import median
 from rows import Spread
 
 from tuner.timing.clock import Clock
-from tuner.timing.meter import Call, Meter, Timing
+from tuner.timing.meter import VISIT_S, Call, Meter, Timing
 
 LEAST_BLOCKS = 6
 """Blocks below which a median has no 95 % interval."""
@@ -96,7 +96,7 @@ class Contest:
         self, meters: Mapping[str, Meter], like: Meter, order: random.Random
     ) -> dict[str, Timing]:
         visits_ms: dict[str, list[float]] = {label: [] for label in meters}
-        samples = like.samples_per_visit(self.budget_s)
+        samples = like.samples_per_visit(self.budget_s, VISIT_S)
         end_s = self.clock.now() + self.budget_s * len(meters)
         blocks = -1  # the first block warms up
         while blocks < LEAST_BLOCKS or self.clock.now() < end_s:
@@ -110,7 +110,6 @@ class Contest:
 
     def _visit_ms(self, meter: Meter, samples: int) -> float:
         settled_s = self.clock.now() + self.settle_s
-        meter.warm_up()
         while self.clock.now() + meter.sample_s < settled_s:
             meter.sample()
         # a hiccup in the shorter batch can make the difference negative, as in `tuner.timing.race`

@@ -138,6 +138,27 @@ def test_buffer_sets_are_visited_in_turn_across_variants():
     assert visited == [index % 5 for index in range(len(visited))]
 
 
+@pytest.mark.parametrize(
+    ("times_ms", "taken"),
+    [
+        ((1.0, 1.001), 2),
+        ((1.3, 1.1, 1.0, 1.01), 4),  # until two agree
+        ((5.0, 5.01, 1.0, 1.01), 4),  # and not on a wait
+        ((5.0, 4.0, 3.0, 2.5, 2.2, 2.1), 6),
+    ],
+)
+def test_a_visit_ends_when_two_readings_confirm_each_other(times_ms, taken):
+    machine, left_ms = Machine(), []
+
+    def call():
+        machine.kernel(1e-3 * (left_ms.pop(0) if left_ms else 1.0))()
+
+    meter = clock_of(machine).prepare([call])
+    left_ms += [*times_ms, 9.0]
+    assert meter.visit(2, 6) == pytest.approx(1e-3 * sorted(times_ms)[(taken - 1) // 4], rel=1e-3)
+    assert left_ms == [9.0]
+
+
 def test_a_failure_in_a_variant_passes_through():
     def fail():
         raise ZeroDivisionError

@@ -102,3 +102,17 @@ def test_ratios_and_timings_are_those_of_the_race():
     assert timing.low_ms <= timing.median_ms <= timing.high_ms
     assert timing.median_ms == pytest.approx(0.55, rel=0.05)
     assert (timing.samples, timing.regime, timing.method) == (60, "cold", "calls x 1")
+
+
+def test_a_race_at_another_pace_than_the_search_is_disturbed():
+    known_ms = {"default": 1.0, "simple": 0.9, "plain": 0.9, "complex": 0.8}
+    assert finals.disturbed(recorded(**known_ms), known_ms) is None
+    slower = {label: 1.4 * time_ms for label, time_ms in known_ms.items()}  # a card that is hot
+    assert finals.disturbed(recorded(**slower), known_ms) is None
+    waits = {label: 8.0 for label in known_ms}
+    assert finals.disturbed(recorded(**waits), known_ms) == "default"
+    assert finals.disturbed(recorded(**{**known_ms, "default": 8.0}), known_ms) == "default"
+    assert finals.disturbed(recorded(**{**waits, "default": 1.0}), known_ms) == "complex"
+    # one alone may have been timed wrongly in the search, and must not forbid all finals
+    assert finals.disturbed(recorded(**{**known_ms, "simple": 8.0}), known_ms) is None
+    assert finals.disturbed(recorded(rival="rival", rival_=9.0, **known_ms), known_ms) is None

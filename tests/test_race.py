@@ -12,6 +12,7 @@ from simulated import Machine
 
 from tuner import codec
 from tuner.timing import finals
+from tuner.timing.blocks import ERROR
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 from tuner.timing.race import RaceResult, race
@@ -73,6 +74,33 @@ def test_windows_in_which_the_reference_moved_are_discarded():
     assert len(result.copy_ms) == blocks(result)["default"] == blocks(result)["faster"]
     assert max(result.copy_ms) < 5e-3 * 1e3 * 1.05
     assert ratio(result, "faster") == pytest.approx(0.99, rel=0.002)
+
+
+def test_waits_in_most_samples_leave_the_times_alone():
+    machine = Machine(noise=0.01, hiccups=1400)  # one of 5 ms in 60 % of the calls
+    result = run(machine, default=4.3e-4, faster=4.0e-4, equal=4.3e-4)
+    assert winner(result) == "faster"
+    times_ms = dict(result.times_ms)
+    assert median(times_ms["default"]) == pytest.approx(0.43, rel=0.05)
+    assert median(times_ms["faster"]) == pytest.approx(0.40, rel=0.05)
+
+
+def test_many_looks_share_the_error():
+    early = run(Machine(noise=0.003), budget_s=60.0, default=5e-3, faster=4e-3)
+    late = run(Machine(noise=0.2), budget_s=20.0, default=5e-3, equal=5e-3)
+    assert early.error == ERROR / 2
+    assert late.error < ERROR / 50
+
+
+def test_who_is_dropped_keeps_its_times_when_the_machine_finds_another_pace():
+    def settled(time_s):
+        return 1.3 if time_s < 0.8 else 1.0
+
+    machine = Machine(noise=0.02, drift=settled)
+    result = run(machine, budget_s=20.0, default=5e-3, near=4.97e-3, far=8e-3)
+    assert blocks(result)["far"] == 10
+    assert blocks(result)["near"] > 40
+    assert ratio(result, "far") == pytest.approx(1.6, rel=0.02)
 
 
 def test_a_loser_is_no_longer_sampled():

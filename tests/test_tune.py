@@ -126,6 +126,22 @@ def test_the_same_command_continues(tune, tmp_path):
     assert "are known" not in fresh.stdout
 
 
+def test_a_final_far_slower_than_the_search_is_refused(tune, tmp_path):
+    tune("scale", *OWN, "--budget", "4trials")
+    (store,) = (tmp_path / ".tuner").glob("*/trials.jsonl")
+    text = re.sub(
+        r'"(median_ms|low_ms|high_ms)": ([^,}]+)',
+        lambda found: f'"{found[1]}": {float(found[2]) / 50}',
+        store.read_text(),
+    )
+    store.write_text(text)
+    done = tune("scale", *OWN, "--budget", "1trials", "--json")
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert re.search(r"took .* ms in the search and takes .* ms in its final", said), said
+    assert "tune again when it is quiet" in said
+
+
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tuner", *arguments],

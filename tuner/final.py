@@ -8,7 +8,7 @@ from concurrent.futures import wait
 
 from tuner import codec
 from tuner.children.worker import Lethal
-from tuner.records import Candidate, Measurement, Rejection, TunerError, Winner
+from tuner.records import Candidate, Measurement, Rejection, Source, TunerError, Winner
 from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Report, Study
 from tuner.timing import finals
@@ -21,6 +21,11 @@ _FINALISTS = 4
 _BLOCKS = 15
 _CALLS_PER_VISIT = 2
 _CEILING_S = 40.0
+_ATTEMPTS = 3
+
+
+class Disturbed(TunerError):
+    """The machine was too busy for a final whose times can be believed."""
 
 
 class Final:
@@ -51,6 +56,7 @@ class Final:
 
         Raises:
             DefaultRejected: The default is wrong on an odd shape.
+            Disturbed: The finalists take far longer than in the search, however often they race.
         """
         while finalists := self._finalists():
             announce(len(finalists))
@@ -75,24 +81,18 @@ class Final:
         session, subject = self._session, self._subject
         labels = {str(candidate): candidate for candidate in finalists}
         sources = {label: subject.render(session.renderer, labels[label]) for label in labels}
-        reply = session.workers.race(
-            subject.task, list(sources.items()), budget_s=race_s, seed=session.seed
-        )
-        if "rejection" in reply:
-            rejection = codec.from_json(Rejection, reply["rejection"])
-            workload = subject.task.workload
-            raise TunerError(f"{workload}: rejected in its final: {rejection.reason}")
+        searched_ms = {label: finalists[labels[label]].median_ms for label in labels}
+        raced, rival = self._undisturbed_race(sources, searched_ms, race_s)
 
         def simplicity(label: str) -> tuple[float, ...]:
             shared = finalists[labels[label]].resources.shared_bytes or 0
             return (shared, len(sources[label].text.splitlines()))
 
-        raced = codec.from_json(RaceResult, reply["race"])
         result, pick = self._first_that_is_right(raced, labels, simplicity)
         challengers = labels.keys() & dict(result.times_ms).keys() - {result.reference}
         if len(labels) > 1 and not challengers:
             return None
-        rival = reply["rival"] if RIVAL in dict(result.times_ms) else None
+        rival = rival if RIVAL in dict(result.times_ms) else None
         return Winner(
             workload=subject.task.workload,
             candidate=labels[pick.winner],
@@ -111,6 +111,34 @@ class Final:
             seed=session.seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         )
+
+    def _undisturbed_race(
+        self, sources: Mapping[str, Source], searched_ms: Mapping[str, float], race_s: float
+    ) -> tuple[RaceResult, str | None]:
+        """Return a race at the search's pace, and the rival's name.
+
+        Interleaved blocks share what disturbs them, so a race alone cannot see that most of its
+        times are waits. The search has seen the same code by the same clock.
+        """
+        session, task = self._session, self._subject.task
+        for _ in range(_ATTEMPTS):
+            reply = session.workers.race(
+                task, list(sources.items()), budget_s=race_s, seed=session.seed
+            )
+            if "rejection" in reply:
+                rejection = codec.from_json(Rejection, reply["rejection"])
+                raise TunerError(f"{task.workload}: rejected in its final: {rejection.reason}")
+            raced = codec.from_json(RaceResult, reply["race"])
+            slower = finals.disturbed(raced, searched_ms)
+            if slower is None:
+                return raced, reply["rival"]
+            final_ms = finals.timing(raced, slower).median_ms
+            reason = (
+                f"{slower} took {searched_ms[slower]:.3g} ms in the search and takes "
+                f"{final_ms:.3g} ms in its final: the machine is too busy; tune again when it is "
+                "quiet, or into another --store if it is slower for good"
+            )
+        raise Disturbed(reason)
 
     def _first_that_is_right(
         self, result: RaceResult, labels: Mapping[str, Candidate], simplicity: finals.Simplicity
@@ -152,12 +180,11 @@ class Final:
 def _seconds_to_decide(finalists: Mapping[Candidate, Measurement]) -> float:
     """Return how long a race of these takes until it can tell anything, up to a limit.
 
-    A block has the finalists, the rival, the copy of the default and a look at the default
-    again; the last three are taken to be as slow as the default, which comes first. Each is
-    warmed up by a call before the one that counts.
+    A block has the finalists, the rival and the copy of the default; the last two are taken to be
+    as slow as the default, which comes first.
     """
     times_ms = [measurement.median_ms for measurement in finalists.values()]
-    block_s = _CALLS_PER_VISIT * (sum(times_ms) + 3 * times_ms[0]) * 1e-3
+    block_s = _CALLS_PER_VISIT * (sum(times_ms) + 2 * times_ms[0]) * 1e-3
     return min(_BLOCKS * block_s, _CEILING_S)
 
 

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Protocol
 
 from tuner.budget import Budget, Countdown
-from tuner.final import Final
+from tuner.final import Disturbed, Final
 from tuner.records import Failure, Trial, Winner, Workload
 from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Study
 
-_FINAL_SHARE = 0.2
+_FINAL_SHARE = 0.1
 _FINAL_LEAST_S = 1.0
-_FINAL_MOST_S = 10.0
+_FINAL_MOST_S = 5.0
 _CUT = "interrupted before a winner was known"
 
 
@@ -80,7 +80,7 @@ def tune(
         tuning = _Tuning(session, subject, budget, observer)
         result = tuning.run()
         interrupted = tuning.interrupted
-    except DefaultRejected as error:
+    except (DefaultRejected, Disturbed) as error:
         result = Failure(subject.task.workload, str(error))
     except KeyboardInterrupt:  # while the search was prepared, or in the final
         session.workers.restart()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tuner import codec
@@ -21,8 +22,8 @@ from tuner.records import (
     Trial,
     Workload,
 )
-from tuner.timing.blocks import TIE
-from tuner.timing.finals import ratio
+from tuner.timing.blocks import TIE, confidence
+from tuner.timing.finals import disturbed, ratio
 from tuner.timing.race import SURE, RaceResult
 from tuner.timing.statistics import median_interval, ratio_interval
 
@@ -91,15 +92,17 @@ def recheck(
     workload = codec.from_json(Workload, entry["workload"])
     task = Task(kernel.signature.to_json(), kernel.problem, workload, device)
     sources = [(WINNER, kernel.source(device.arch, entry["file"])), *runners.items()]
-    reply = _race(workers, task, sources, budget_s)
+    then_ms = _measured(entry["measurement"])
+    race = partial(_race, workers, task, budget_s=budget_s, then_ms=then_ms.value)
+    reply = race(sources)
     if "rejection" in reply and len(sources) > 1:  # of whom? the winner alone will tell
-        reply = _race(workers, task, sources[:1], budget_s)
+        reply = race(sources[:1])
     standing = Verdict(
         workload=workload,
         file=f"{kernel.folder.name}/{device.arch}/{entry['file']}",
         word="rejected",
         reason="",
-        then_ms=_measured(entry["measurement"]),
+        then_ms=then_ms,
         now_ms=None,
         change=None,
         rival_change=None,
@@ -162,12 +165,28 @@ def provenance_changes(manifest: Json, entry: Json, device: DeviceInfo) -> Itera
 
 
 def _race(
-    workers: Workers, task: Task, sources: Sequence[tuple[str, Source]], budget_s: float
+    workers: Workers,
+    task: Task,
+    sources: Sequence[tuple[str, Source]],
+    *,
+    budget_s: float,
+    then_ms: float,
 ) -> Json:
-    try:
-        return workers.race(task, sources, budget_s=budget_s, seed=0)
-    except Lethal as lethal:
-        return {"rejection": codec.to_json(lethal.rejection)}
+    """Return a child's reply; the second, where the first was grossly slower than a winner was.
+
+    That is a regression, or a busy machine at that moment.
+    """
+    reply: Json = {}
+    for _ in range(2):
+        try:
+            reply = workers.race(task, sources, budget_s=budget_s, seed=0)
+        except Lethal as lethal:
+            return {"rejection": codec.to_json(lethal.rejection)}
+        if "rejection" in reply:
+            break
+        if not disturbed(codec.from_json(RaceResult, reply["race"]), {WINNER: then_ms}):
+            break
+    return reply
 
 
 def _timed(standing: Verdict, result: RaceResult, rival: Json | None) -> Verdict:
@@ -191,11 +210,11 @@ def _judge(result: RaceResult, change: Interval) -> tuple[str, str]:
     noise = ratio_interval(result.copy_ms, times_ms[WINNER]).value
     floor = max(noise, 1 / noise, 1 + TIE)
     contenders = [label for label in times_ms if label not in (WINNER, result.rival)]
-    confidence = 1 - 0.05 / max(len(contenders), 1)
+    sure = confidence(result.error, len(contenders))
     ahead = {
         label: found
         for label in contenders
-        if (found := ratio(result, label, WINNER, confidence)).high < 1 / floor
+        if (found := ratio(result, label, WINNER, sure)).high < 1 / floor
     }
     if ahead:
         best = min(ahead, key=lambda label: ahead[label].value)

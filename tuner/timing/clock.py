@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tuner.timing.calibration import BelowFloor, Calibration, calibrate
 from tuner.timing.meter import (
+    VISIT_S,
     Batch,
     Call,
     Meter,
@@ -35,7 +36,7 @@ LAUNCH_BOUND = 0.9
 """Share of a batch spent launching from which the kernels hide behind their launches."""
 
 LEAST_VISITS = 10
-"""Visits before a measurement may end, unless its budget ends it."""
+"""Visits before a measurement or a race may end, unless its budget ends it."""
 
 PRECISION = 0.005
 """Half-width of the median's interval, relative, at which more visits are not worth the time."""
@@ -117,7 +118,7 @@ class Clock:
             fastest_s = min(fastest_s, meter.sample())
         if fastest_s * 1e3 > GIVE_UP * best_ms:
             return meter.timing([fastest_s], gave_up=True)
-        samples = meter.samples_per_visit(budget_s)
+        samples = meter.samples_per_visit(budget_s, VISIT_S)
         visits_s, look = [meter.visit(samples)], LEAST_VISITS
         while self.now() < start_s + budget_s:
             if len(visits_s) == look:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from statistics import median_low
 
 from tuner.records import Interval
-from tuner.timing.blocks import ERROR, TIE
-from tuner.timing.meter import Timing
+from tuner.timing.blocks import COPY, TIE, confidence, faster
+from tuner.timing.meter import GROSS, Timing
 from tuner.timing.race import RaceResult
 from tuner.timing.statistics import ratio_interval, samples_needed
 
@@ -37,9 +37,9 @@ class Pick:
 def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     """Return the winner of a race.
 
-    Nothing beats the default unless the interval of its gain says so (see `_faster`). Among those
-    who beat it and tie with the fastest the simplest wins, so that another run comes to the same
-    verdict. All contenders share the probability `race.ERROR` of a wrong claim (Bonferroni).
+    Nothing beats the default unless the interval of its gain says so (see `blocks.faster`). Among
+    those who beat it and tie with the fastest the simplest wins, so that another run comes to the
+    same verdict. All contenders share the probability of a wrong claim (Bonferroni).
 
     Args:
         result: The race; its reference is the default.
@@ -47,16 +47,14 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     """
     default, times_ms = result.reference, dict(result.times_ms)
     contenders = [label for label in times_ms if label not in (default, result.rival)]
-    confidence = 1 - ERROR / max(len(contenders), 1)
-    compare = partial(ratio, result, confidence=confidence)
-    blocks, needed = len(result.copy_ms), samples_needed(confidence)
-    # Whoever was dropped has fewer blocks, and has lost.
+    sure = confidence(result.error, len(contenders))
+    blocks, needed = len(result.copy_ms), samples_needed(sure)
+    # Whoever was dropped has fewer blocks, and cannot win.
     runners = [label for label in contenders if len(times_ms[label]) == blocks]
-    gains = {label: compare(default, label) for label in (default, *runners)}
-    faster = _faster(result, gains, confidence) if blocks >= needed else []
-    if faster:
-        fastest = max(faster, key=lambda label: gains[label].value)
-        level = [label for label in faster if _tied(compare(label, fastest))]
+    gains = faster({**times_ms, COPY: result.copy_ms}, runners, default, sure)
+    if gains:
+        fastest = max(gains, key=lambda label: gains[label].value)
+        level = [label for label in gains if _tied(ratio(result, label, fastest))]
         winner = min(level, key=lambda label: (simplicity(label), label))
         reason = f"faster than the default and its copy in {blocks} blocks"
     else:
@@ -64,10 +62,10 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
         reason = "nothing is faster than the default and its copy"
         if blocks < needed:
             reason = f"the budget allowed {blocks} blocks, and a claim needs {needed}"
-    others = [label for label in gains if label != winner]
-    ties = tuple(label for label in others if _tied(compare(label, winner)))
-    noise = ratio_interval(result.copy_ms, times_ms[default], confidence)
-    return Pick(winner, gains[winner], ties, noise, reason)
+    others = [label for label in (default, *contenders) if label != winner]
+    ties = tuple(label for label in others if _tied(ratio(result, label, winner)))
+    noise = ratio_interval(result.copy_ms, times_ms[default], sure)
+    return Pick(winner, gains.get(winner, Interval(1.0, 1.0, 1.0)), ties, noise, reason)
 
 
 def without(result: RaceResult, label: str) -> RaceResult:
@@ -87,22 +85,26 @@ def timing(result: RaceResult, label: str) -> Timing:
     return Timing.of(times_ms, regime=result.regime, method=result.method)
 
 
-def _faster(result: RaceResult, gains: Mapping[str, Interval], confidence: float) -> list[str]:
-    """Return who is faster than the default and its copy, by more than a tie and their difference.
+def disturbed(result: RaceResult, known_ms: Mapping[str, float]) -> str | None:
+    """Return who takes grossly longer than it is known to, if that says something of the machine.
 
-    The copy is the same kernel, so what distinguishes it from the default is noise.
+    It does if it is the default, or half of all; a single challenger may have been timed wrongly
+    before.
+
+    Args:
+        result: The race.
+        known_ms: Times of the contenders as measured before, by the same clock.
     """
-    times_ms = dict(result.times_ms)
-    noise = ratio_interval(result.copy_ms, times_ms[result.reference]).value
-    floor = max(noise, 1 / noise, 1 + TIE)
-    over_copy = {
-        label: ratio_interval(result.copy_ms, times_ms[label], confidence) for label in gains
+    slowdown = {
+        label: timing(result, label).median_ms / known_ms[label]
+        for label, _ in result.times_ms
+        if label in known_ms
     }
-    return [
-        label
-        for label, gain in gains.items()
-        if min(gain.low, over_copy[label].low) > 1 and gain.value > floor
-    ]
+    if slowdown[result.reference] > GROSS:
+        return result.reference
+    if median_low(slowdown.values()) > GROSS:
+        return max(slowdown, key=lambda label: slowdown[label])
+    return None
 
 
 def _tied(slowdown: Interval) -> bool:

@@ -14,8 +14,15 @@ Call = Callable[[], None]
 VISIT_S = 0.005
 """Time to spend on one visit to a variant, so that it outlasts a hiccup of the machine."""
 
-LEAST_SAMPLES, MOST_SAMPLES = 3, 9
-"""Samples in a visit, if the budget allows them."""
+LEAST_SAMPLES, MOST_SAMPLES = 2, 9
+"""Samples in a visit, if the budget allows them: the first may pay for data that another variant
+has evicted, or for a hiccup."""
+
+AGREED = 1.02
+"""Ratio of two readings that confirm each other: disturbances differ by more."""
+
+GROSS = 2.0
+"""How many times as long as seen before is a disturbance: no card's clock moves that far."""
 
 VISITS = 25
 """Visits to each variant that a budget must allow before a visit has more than one sample."""
@@ -167,30 +174,52 @@ class Meter:
         """About how long one sample takes."""
         return self.estimate_s * (self.long.count + (self.short.count if self.short else 0))
 
-    def warm_up(self) -> None:
-        """Run the shorter batch untimed: another variant has evicted data that are to be warm."""
-        if self.sets == 1:
-            self.stopwatch.time((self.short or self.long).run)
-
-    def samples_per_visit(self, budget_s: float) -> int:
+    def samples_per_visit(self, budget_s: float, visit_s: float) -> int:
         """Return how many samples a visit should have.
 
         Args:
             budget_s: Seconds for all visits to this variant together.
+            visit_s: Seconds that a visit should last, if the budget allows it.
         """
-        wanted = min(max(round(VISIT_S / self.sample_s), LEAST_SAMPLES), MOST_SAMPLES)
-        return max(min(wanted, int(budget_s / VISITS / self.sample_s)), 1)
+        wanted = min(max(round(visit_s / self.sample_s), LEAST_SAMPLES), MOST_SAMPLES)
+        least = LEAST_SAMPLES if self.sets == 1 else 1
+        return max(min(wanted, int(budget_s / VISITS / self.sample_s)), least)
 
-    def visit(self, samples: int) -> float:
-        """Return the seconds of one call, as undisturbed as a number of samples can tell."""
-        return undisturbed([self.sample() for _ in range(samples)])
+    def visit(self, samples: int, most: int = 0) -> float:
+        """Return the seconds of one call, as undisturbed as a number of samples can tell.
+
+        Args:
+            samples: Samples to take.
+            most: Samples to take at most where the first do not confirm each other.
+        """
+        readings = [self._readings() for _ in range(samples)]
+        while len(readings) < most and not self._confirmed(readings):
+            readings.append(self._readings())
+        return self._call_s(readings)
 
     def sample(self) -> float:
         """Return the seconds of one call from one look at the clock."""
-        overhead, read = self.long.overhead, self.stopwatch.time
-        fixed_s = read(self.short.run).elapsed_s if self.short else overhead.batch_s
-        elapsed_s = read(self.long.run).elapsed_s
-        return (elapsed_s - fixed_s) / self.count - overhead.launch_s
+        return self._call_s([self._readings()])
+
+    def _confirmed(self, readings: Sequence[tuple[float, float]]) -> bool:
+        """Return whether two readings agree, and not on a wait for a core that others have."""
+        least_s, next_s = sorted(long_s for _, long_s in readings)[:2]
+        return next_s < AGREED * least_s and self._call_s(readings) < GROSS * self.estimate_s
+
+    def _readings(self) -> tuple[float, float]:
+        """Return the seconds of the short batch and of the long one."""
+        read, fixed_s = self.stopwatch.time, self.long.overhead.batch_s
+        short_s = read(self.short.run).elapsed_s if self.short else fixed_s
+        return short_s, read(self.long.run).elapsed_s
+
+    def _call_s(self, readings: Sequence[tuple[float, float]]) -> float:
+        """Return the seconds of one call.
+
+        Noise adds to a reading and never takes off, so each length of batch is judged by itself:
+        the least difference would be that of a disturbed short batch.
+        """
+        short_s, long_s = (undisturbed(times_s) for times_s in zip(*readings, strict=True))
+        return (long_s - short_s) / self.count - self.long.overhead.launch_s
 
     def timing(self, visits_s: Sequence[float], *, gave_up: bool = False) -> Timing:
         """Return the timing that visits amount to, given their times in seconds."""

@@ -1,22 +1,25 @@
 """The final: contenders timed in turn, so that they share what the machine does meanwhile.
 
 A drifting clock makes two separate measurements incomparable. Here every block times all
-contenders once, in random order, the reference twice; only ratios within a block are compared.
-Between two blocks the reference is timed once more, to see whether the machine stood still. A
-contender is dropped as soon as it is known to have lost.
+contenders once, in random order, and the reference twice, as itself and as its copy; only ratios
+within a block are compared. A contender is dropped as soon as it cannot win any more, and the
+race ends as soon as nothing is open (`tuner.timing.blocks` has the rule).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tuner.timing.blocks import COPY, MOST_DECISIONS, Blocks
+from tuner.timing.blocks import COPY, ERROR, Blocks
 from tuner.timing.calibration import BelowFloor
-from tuner.timing.clock import PRECISION, SETTLING, Clock
-from tuner.timing.meter import Call, Meter
+from tuner.timing.clock import LEAST_VISITS, PRECISION, SETTLING, Clock
+from tuner.timing.meter import VISIT_S, Call, Meter
 from tuner.timing.statistics import median_interval, samples_needed
+
+RACE_VISIT_S = 0.001
+"""Time to spend on an undisturbed visit in a race: what still spoils a block, the median bears."""
 
 SURE = 0.975
 """Confidence of each of two medians, so that both and hence their ratio are right in 95 %."""
@@ -34,11 +37,13 @@ class RaceResult:
         copy_ms: Times of the reference's copy: the noise floor.
         refused: Contenders that the clock cannot see, with the reason.
         discarded: Number of blocks in which the reference moved more than its noise.
-        end: Why the race ended: ``"separated"``, ``"tied"`` or ``"budget"``; a survey that is
-            not ended by its budget is ``"precise"``.
+        end: Why the race ended: ``"separated"``, ``"tied"`` (with the default, or the leaders with
+            each other) or ``"budget"``; a survey that is not ended by its budget is ``"precise"``.
         regime: As in `Timing`.
         method: As in `Timing`, of the reference.
         seed: Of the order in the blocks.
+        error: Probability of a wrong claim that is left for what these times say: a race was
+            looked at before.
     """
 
     reference: str
@@ -51,6 +56,7 @@ class RaceResult:
     regime: str
     method: str
     seed: int
+    error: float = ERROR
 
 
 def race(
@@ -68,7 +74,7 @@ def race(
         clock: The calibrated clock.
         contenders: Calls of each by label, as for `Clock.measure`, all on the same buffers in the
             same order: where a buffer lies can matter more than the variant.
-        budget_s: Seconds to spend once everyone is prepared, warming up included.
+        budget_s: Seconds to spend once everyone is prepared.
         seed: Of the order in the blocks.
         reference: Label of the default: in every block, never dropped.
         rival: Label of a contender in every block that can neither drop others nor be dropped.
@@ -77,11 +83,15 @@ def race(
         BelowFloor: The reference is too short for this clock.
     """
     meters, refused = _prepare(clock, contenders, reference)
-    start_s = clock.now()
-    blocks = Blocks(meters, reference=reference, rival=rival, budget_s=budget_s, seed=seed)
-    _settle(blocks, clock, start_s + SETTLING * budget_s)
+    start_s, first = clock.now(), meters[reference]
+    # The search has kept the device busy until now, and ratios need no sustained clocks.
+    least, most = (
+        first.samples_per_visit(budget_s / len(meters), visit_s)
+        for visit_s in (RACE_VISIT_S, VISIT_S)
+    )
+    blocks = Blocks(meters, reference=reference, rival=rival, samples=(least, most), seed=seed)
     end = _race(blocks, clock, start_s + budget_s)
-    return _result(blocks, meters[reference], refused=refused, end=end)
+    return replace(_result(blocks, first, refused=refused, end=end), error=blocks.error)
 
 
 def survey(
@@ -108,15 +118,16 @@ def survey(
         BelowFloor: The reference is too short for this clock.
     """
     meters, refused = _prepare(clock, contenders, reference)
-    start_s = clock.now()
-    blocks = Blocks(meters, reference=reference, rival=None, budget_s=budget_s, seed=seed)
+    start_s, first = clock.now(), meters[reference]
+    samples = first.samples_per_visit(budget_s / len(meters), VISIT_S)
+    blocks = Blocks(meters, reference=reference, rival=None, samples=(samples, samples), seed=seed)
     _settle(blocks, clock, start_s + SETTLING * budget_s)
     wanted = samples_needed(SURE)
     while _extend(blocks, clock, wanted, start_s + budget_s):
         if _precise(blocks):
-            return _result(blocks, meters[reference], refused=refused, end="precise")
+            return _result(blocks, first, refused=refused, end="precise")
         wanted = math.ceil(1.5 * wanted)
-    return _result(blocks, meters[reference], refused=refused, end="budget")
+    return _result(blocks, first, refused=refused, end="budget")
 
 
 def _result(
@@ -163,20 +174,20 @@ def _settle(blocks: Blocks, clock: Clock, until_s: float) -> None:
 
 def _race(blocks: Blocks, clock: Clock, until_s: float) -> str:
     """Add blocks until the race is decided or the next one would outlast the budget."""
-    wanted = samples_needed(blocks.confidence)
-    for _ in range(MOST_DECISIONS):
-        if not _extend(blocks, clock, wanted, until_s):
-            return "budget"
-        if end := blocks.decide():
+    wanted = max(LEAST_VISITS, samples_needed(blocks.confidence))
+    while True:
+        in_time = _extend(blocks, clock, wanted, until_s)
+        if end := blocks.look():
             return end
+        if not in_time:
+            return "budget"
         wanted = math.ceil(1.5 * wanted)
-    return "budget"
 
 
 def _extend(blocks: Blocks, clock: Clock, wanted: int, until_s: float) -> bool:
-    """Add blocks up to a number of them; return False where the next would outlast the budget."""
+    """Add blocks until so many are kept; return False where the next would outlast the budget."""
     block_s = 0.0
-    while blocks.count < wanted:
+    while blocks.count < wanted or blocks.kept < wanted:
         before_s = clock.now()
         if blocks.count and before_s + block_s > until_s:
             return False
