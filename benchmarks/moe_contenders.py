@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tuner.catalog import Catalog
-from tuner.records import Candidate
-from tuner.render import Renderer
-from tuner.runtime.moe import Kernels, LowLatencyBuffer
-from tuner.space.kernel import load_space
+from tuner.runtime.moe import LowLatencyBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +45,12 @@ class Contender(ABC):
     Attributes:
         label: Its name in the results.
         capturable: Whether a CUDA graph can hold it.
+        repeatable: Whether a combine may follow a combine.
     """
 
     label: str
     capturable = True
+    repeatable = True
 
     @abstractmethod
     def dispatch(self) -> None:
@@ -78,6 +75,7 @@ class Ours(Contender):
         self, label: str, buffer: LowLatencyBuffer, load: Load, *, zero_copy: bool
     ) -> None:
         self.label, self._buffer, self._load, self._zero_copy = label, buffer, load, zero_copy
+        self.repeatable = buffer.kernels.is_double
         self._rows: Tensor | None = None
         self._handle = None
 
@@ -254,24 +252,3 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-4)
     values = (groups * (448.0 / largest)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return values.flatten(1), (largest / 448.0)[..., 0]
-
-
-def variant(folder: Path, settings: dict[str, dict[str, object]], **changes: object) -> Kernels:
-    """Return rendered kernels.
-
-    Args:
-        folder: Where their files go.
-        settings: Parameters of ``moe_dispatch`` and ``moe_combine`` that differ from the default.
-        changes: Parameters that differ in both, where both have them.
-    """
-    catalog, paths = Catalog(), {}
-    for kernel in ("moe_dispatch", "moe_combine"):
-        default = dict(load_space(catalog.space_path(kernel)).templates[0].default.parameters)
-        chosen = default | settings.get(kernel, {})
-        chosen |= {name: value for name, value in changes.items() if name in default}
-        candidate = Candidate.of("triton", chosen)
-        source = Renderer(catalog.template_folders).render(kernel, "triton", candidate)
-        paths[kernel] = folder / f"{kernel}_{source.sha256[:16]}.py"
-        paths[kernel].write_text(source.text)
-    dispatch, combine = paths.values()
-    return Kernels.load((dispatch, dispatch), (combine, combine))

@@ -35,7 +35,9 @@ SHORT = {"timeout_s": 0.001}  # whoever waits among simulated ranks waits for ev
 
 VARIANTS: dict[str, dict[str, object]] = {
     "push": {},
-    "rows once per rank, pulled": {"COPIES": "rank", "COPY": "pull", "RECEIVE_SPLIT": 2},
+    "rows once per rank, pulled": {
+        **{"COPIES": "rank", "COPY": "pull", "RECEIVE_SPLIT": 2, "SIGNAL": "count"},
+    },
     "acknowledged": {
         **{"BUFFERING": "acknowledged", "AWAIT": "kernel", "SIGNAL": "exchange"},
         **{"MESSAGE": "interleaved", "SLOTS": "walk"},
@@ -165,7 +167,9 @@ def one_buffer() -> str | None:
 
 
 ZEROING = "        lower_signals(tl.load(next_signals + rank), RANKS)"
-AWAITING = "            await_signal(mine + peer, peer, status_ptr, max_polls, SEND)"
+AWAITING = (
+    "            await_signal(mine + peer, 1, peer, status_ptr, report_ptr, max_polls, SEND)"
+)
 MUTANTS: dict[str, Callable[[], str | None]] = {
     "signals are never lowered": lambda: early_receive(((ZEROING, "        pass"),)),
     "there is one buffer": one_buffer,

@@ -130,7 +130,8 @@ def reports(rank: int, ranks: int, rounds: int, device: str) -> Iterator[tuple[s
     for variant, choices in VARIANTS.items():
         programs = {"SEND_PROGRAMS": 32, "RECEIVE_PROGRAMS": 32} if device == "cuda" else {}
         rendered = kernels(FOLDER, **choices, **programs)
-        buffer = case.buffer(dist.group.WORLD, rendered, timeout_s=20 if device == "cuda" else 4)
+        patience = {"timeout_s": 4.0, "first_timeout_s": 60.0}
+        buffer = case.buffer(dist.group.WORLD, rendered, **patience)
         soak = Soak(case, buffer, seed=rank)
         # one buffer gives a view after each dispatch alone, which is what happens here
         yield f"{variant}: rounds", soak.rounds(rounds)

@@ -156,9 +156,9 @@ print(kernels.dispatch[1].__file__, kernels.combine[0].COPY)
 
 @pytest.mark.parametrize(
     ("buffering", "file", "copy"),
-    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "push")],
+    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "pull")],
 )
-def test_a_buffer_takes_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
+def test_a_buffer_takes_those_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
     plain, package = Project(tmp_path / "project").winner(), tmp_path / f"package_{buffering}"
     winners = [
         *winners_of("moe_dispatch", plain, BUFFERING=buffering, COPIES="rank"),
@@ -200,5 +200,5 @@ def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path):
     if ranks < 2:
         pytest.skip("exchanging needs two GPUs")
     environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    for report in soak(ranks, 25_000, tmp_path / "store", "cuda", **environment):
+    for report in soak(ranks, 12_500, tmp_path / "store", "cuda", **environment):
         assert not faults(report)

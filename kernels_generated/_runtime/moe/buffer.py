@@ -16,7 +16,7 @@ from .heap import Heap, heap_of
 from .kernels import Kernels, Shape, default_kernels, kernels_for, require_device
 from .layouts import Layouts, check_ids, check_tensor
 from .results import Combined, Dispatched, Handle, Packed
-from .rounds import Rounds
+from .rounds import FIRST_TIMEOUT_S, Rounds
 
 
 class LowLatencyBuffer:
@@ -29,6 +29,8 @@ class LowLatencyBuffer:
         num_experts: Experts of all ranks together, a multiple of the number of ranks.
         topk: Experts that each token names.
         timeout_s: Seconds, roughly, after which a wait for a peer is given up.
+        first_timeout_s: The same in the first two rounds of a kind; None stands for 300 on GPUs,
+            where peers may still be compiling, and for `timeout_s` elsewhere.
         debug: Check the ids of experts, which waits for the device.
         kernels: What to launch; None stands for this package's frozen or default kernels.
 
@@ -46,6 +48,7 @@ class LowLatencyBuffer:
         *,
         topk: int = 8,
         timeout_s: float = 10.0,
+        first_timeout_s: float | None = None,
         debug: bool = False,
         kernels: Kernels | None = None,
     ) -> None:
@@ -56,8 +59,13 @@ class LowLatencyBuffer:
         self.rank, self.device, self._debug = heap.rank, heap.device, debug
         heap.agree(f"{self.shape}, kernels {self.kernels.digest}")
         self._layouts = Layouts(self.shape, self.kernels)
+        if first_timeout_s is None:
+            first_timeout_s = FIRST_TIMEOUT_S if heap.device.type == "cuda" else timeout_s
         self._rounds = Rounds(
-            heap, self._layouts.size, double=self.kernels.is_double, timeout_s=timeout_s
+            heap,
+            self._layouts.size,
+            double=self.kernels.is_double,
+            timeouts_s=(first_timeout_s, timeout_s),
         )
         self._views = tuple(self._rounds.addresses(begin) for begin in self._layouts.views)
         self._nothing = torch.zeros(self.shape.local, dtype=torch.int32, device=self.device)
@@ -104,7 +112,7 @@ class LowLatencyBuffer:
         packed = Packed.empty(self.shape, self.device, fp8=fp8)
         rows, scales, source, ranges, counts = packed
         slots = torch.empty(topk_idx.shape, dtype=torch.int32, device=self.device)
-        place = self._rounds.begin("dispatch")
+        place = self._rounds.begin("dispatch", fp8)
         kernel.send(place, x, topk_idx, slots, constants)
 
         def receive() -> None:
@@ -175,7 +183,7 @@ class LowLatencyBuffer:
                 "after the last round; a view of an earlier round lies in the other buffer"
             )
         views = self._views[zero_copy][self._rounds.index]
-        place = self._rounds.begin("combine")
+        place = self._rounds.begin("combine", zero_copy)
         constants = self._layouts.combine[zero_copy]
         rows = None if zero_copy and kernel.COPY == "pull" else x
         kernel.send(place, rows, handle.source, handle.layout_range, views, **constants)
@@ -208,7 +216,7 @@ class LowLatencyBuffer:
                 f"mask: rank must be one of the {self.shape.ranks} ranks other than {self.rank}, "
                 f"but got {rank}"
             )
-        self._rounds.mask[rank] = int(masked)
+        self._rounds.leave_out(rank, masked)
 
     def _view(self, memory: Tensor) -> Tensor:
         """Return the part of a buffer that a combine with zero copy sends from."""

@@ -125,7 +125,7 @@ def require_device(device: torch.device) -> None:
 
 
 def kernels_for(shape: Shape, device: torch.device) -> Kernels:
-    """Return the frozen kernels of this package that fit each other, else the defaults.
+    """Return the frozen kernels of this package, and defaults where none is or fits the others.
 
     Args:
         shape: What they are to serve.
@@ -140,13 +140,17 @@ def kernels_for(shape: Shape, device: torch.device) -> Kernels:
         for kernel, flag in ((DISPATCH, "fp8"), (COMBINE, "zero_copy"))
         for value in (False, True)
     ]
-    found = [path for path in paths if path is not None]
-    if len(found) < len(paths):
-        return default_kernels()
+    defaults = [_DEFAULTS / f"{name}.py" for name in ("dispatch", "combine") for _ in range(2)]
+    found = [path or default for path, default in zip(paths, defaults, strict=True)]
     try:
         return Kernels.load((found[0], found[1]), (found[2], found[3]))
-    except MisuseError:
-        return default_kernels()
+    except MisuseError:  # they use the buffers in different ways: those that do as the defaults
+        buffering = default_kernels().buffering
+        found = [
+            path if buffering == _import(path, path.read_bytes()).BUFFERING else default
+            for path, default in zip(found, defaults, strict=True)
+        ]
+        return Kernels.load((found[0], found[1]), (found[2], found[3]))
 
 
 def _frozen(

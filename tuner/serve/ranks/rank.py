@@ -24,6 +24,9 @@ from tuner.serve.problem import CheckedProblem
 TIMEOUT_S = 5.0
 """After which a wait for a peer is given up: shorter than what a candidate may take."""
 
+FIRST_TIMEOUT_S = 20.0
+"""The same for the first rounds of a variant, whose binaries are loaded on all ranks."""
+
 ROUNDS = 2
 """Rounds in a call: it begins and ends with the same buffer, in whatever graph it is captured."""
 
@@ -97,7 +100,12 @@ class Rank:
 
         def open_buffer(*shape: int, topk: int) -> LowLatencyBuffer:
             return LowLatencyBuffer(
-                self._heap, *shape, topk=topk, kernels=self._kernels, timeout_s=TIMEOUT_S
+                self._heap,
+                *shape,
+                topk=topk,
+                kernels=self._kernels,
+                timeout_s=TIMEOUT_S,
+                first_timeout_s=FIRST_TIMEOUT_S,
             )
 
         self._plays[file] = self._problem.share(

@@ -23,36 +23,34 @@ def words(address):
 
 
 @triton.jit
-def is_out(mask_ptr, peer):
-    return tl.load(mask_ptr + peer) != 0
-
-
-@triton.jit
-def await_signal(signal_ptr, peer, status_ptr, max_polls, PHASE: tl.constexpr):
+def await_signal(
+    signal_ptr, wanted, peer, status_ptr, report_ptr, max_polls, PHASE: tl.constexpr
+):
     """Return whether a peer's signal came; what it wrote before is visible then."""
     # after one wait in vain the others of this round are not worth their time
     limit = tl.where(tl.load(status_ptr) == 0, max_polls, 0)
     # one word at a time: a poll of a whole vector would be an atomic addition per lane
     value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
     polls = 0
-    while (value == 0) & (polls < limit):
+    while (value < wanted) & (polls < limit):
         value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
         polls += 1
-    if value == 0:
-        tl.atomic_cas(status_ptr, 0, peer + ((PHASE << RANK_BITS) + 1))
-    return value != 0
+    if value < wanted:
+        late = peer + ((PHASE << RANK_BITS) + 1)
+        if tl.atomic_cas(status_ptr, 0, late) == 0:
+            tl.store(report_ptr, late)
+    return value >= wanted
 
 
 @triton.jit
-def raise_signals(tables, mask_ptr, rank, RANKS: tl.constexpr):
+def raise_signals(tables, rank, late, RANKS: tl.constexpr):
     """Tell every peer that what this program has written, or seen written, is there."""
-    for step in range(RANKS):
-        peer = (rank + step) % RANKS
-        if not is_out(mask_ptr, peer):
-            signal_ptr = words(tl.load(tables + peer)) + rank
+    for step in range(1, RANKS + 1):  # this rank itself comes last
+        address = tl.load(tables + (rank + step) % RANKS)
+        if (address != 0) & (late == 0):
             # the release orders one thread's stores: the barrier makes them those of all threads
             tl.debug_barrier()
-            tl.atomic_add(signal_ptr, 1, sem="release", scope="sys")
+            tl.atomic_add(words(address) + rank, 1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -73,12 +71,14 @@ def is_last(done_ptr):
 
 
 @triton.jit
-def has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
-    """Return whether a peer takes part and has sent its rows."""
-    sent = not is_out(mask_ptr, peer)
+def has_sent(signals, status_ptr, report_ptr, rank, peer, max_polls, SENDERS: tl.constexpr):
+    """Return whether a peer takes part and its senders, programs of it, have sent their rows."""
+    signal_ptr = words(tl.load(signals + rank)) + peer
+    sent = tl.load(signals + peer) != 0
     if sent:
-        signal_ptr = words(tl.load(signals + rank)) + peer
-        sent = await_signal(signal_ptr, peer, status_ptr, max_polls, RECEIVE)
+        sent = await_signal(
+            signal_ptr, SENDERS, peer, status_ptr, report_ptr, max_polls, RECEIVE
+        )
     return sent
 
 
@@ -110,13 +110,13 @@ def range_of(ranges_ptr, expert, peer, RANKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rank", "max_polls"])
 def send_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     x_ptr,  # [LOCAL, RANKS * MAX_TOKENS, HIDDEN]
@@ -134,35 +134,34 @@ def send_kernel(
     """Push each row to the rank of its token; the last program signals the peers."""
     expert = tl.program_id(0)
     lane = tl.program_id(1)
-    if tl.load(status_ptr) != 0:
-        return  # a peer that is behind may still read what this would overwrite
-    if (expert == 0) & (lane == 0):
-        # peers signal into this only after they have this round's signal, which comes later
-        lower_signals(tl.load(next_signals + rank), RANKS)
-
-    for step in range(RANKS):
+    # where a peer is behind nothing is written: it may still read what that would overwrite
+    late = tl.load(status_ptr)
+    for step in range(1, RANKS + 1):  # this rank itself comes last
         peer = (rank + step) % RANKS
         begin, count = range_of(ranges_ptr, expert, peer, RANKS)
-        if not is_out(mask_ptr, peer):
-            place = tl.load(buffers + peer) + ROWS
+        buffer = tl.load(buffers + peer)
+        if (buffer != 0) & (late == 0):
             for number in range(lane, count, 2):
                 row = expert * (RANKS * MAX_TOKENS) + begin + number
                 from_ptr = x_ptr + tl.cast(row, tl.int64) * HIDDEN
-                to_ptr = pointer_to_row(place, tl.load(source_ptr + row), HIDDEN)
+                to_ptr = pointer_to_row(buffer + ROWS, tl.load(source_ptr + row), HIDDEN)
                 copy_row(from_ptr, to_ptr, HIDDEN)
+    if (expert == LOCAL - 1) & (lane == 1):
+        # peers signal into this only after they have this round's signal, which comes later
+        lower_signals(tl.load(next_signals + rank), RANKS)
     if is_last(done_ptr):
-        raise_signals(signals, mask_ptr, rank, RANKS)
+        raise_signals(signals, rank, late, RANKS)
 
 
 @triton.jit(do_not_specialize=["rank", "max_polls", "T"])
 def receive_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     y_ptr,  # [T, HIDDEN]
@@ -182,7 +181,7 @@ def receive_kernel(
 ):
     """Add up each token's rows in the order of its choices."""
     for peer in range(RANKS):
-        has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls)
+        has_sent(signals, status_ptr, report_ptr, rank, peer, max_polls, 1)
     complete = tl.load(status_ptr) == 0  # else what is here may be of another round
     mine = tl.load(buffers + rank)
     TILES: tl.constexpr = (HIDDEN + 1023) // 1024
@@ -196,7 +195,7 @@ def receive_kernel(
             pair = token * TOPK + k
             expert = tl.load(topk_ptr + pair).to(tl.int32)
             peer = tl.maximum(expert, 0) // LOCAL
-            there = complete & (expert >= 0) & (not is_out(mask_ptr, peer))
+            there = complete & (expert >= 0) & (tl.load(buffers + peer) != 0)
             # an expert that is named twice sends one row, for the first of its names
             first = tl.min(tl.where(named == expert, choice, CHOICES), axis=0)
             from_ptr = pointer_to_row(mine + ROWS, token * TOPK + first, HIDDEN)
@@ -275,11 +274,11 @@ def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.
     # computed where it is used: a copy from the host could not be captured in a graph
     base = torch.arange(ranks, dtype=torch.int64, device=device) * stride + memory.data_ptr()
     tables = [base + part * signal_bytes for part in range(4)]
-    words = torch.zeros((ranks, 4), dtype=torch.int32, device=device)
-    mask = torch.zeros(ranks, dtype=torch.int32, device=device)
-    places = [
-        (*tables, mask, words[rank, :2], words[rank, 2:], rank, 1000) for rank in range(ranks)
-    ]
+    words = torch.zeros((ranks, 8), dtype=torch.int32, device=device)  # done, status: aligned
+    places = []
+    for rank in range(ranks):
+        done, status = words[rank, :2], words[rank, 4:5]
+        places.append((*tables, done, status, status, rank, 1000))
     return memory, places
 
 
