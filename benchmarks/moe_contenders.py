@@ -81,7 +81,7 @@ class Ours(Contender):
 
     def dispatch(self) -> None:
         load = self._load
-        got = self._buffer.dispatch(load.x, load.topk_idx, fp8=load.fp8)
+        got = self._buffer.dispatch(load.x, load.topk_idx, load.topk_weights, fp8=load.fp8)
         self._rows, self._handle = (None if load.fp8 else got.recv_x), got.handle
 
     def fill(self) -> None:

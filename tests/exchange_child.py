@@ -38,6 +38,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "rows once per rank, pulled": {
         **{"COPIES": "rank", "COPY": "pull", "RECEIVE_SPLIT": 2, "SIGNAL": "count"},
     },
+    "sums": {"COPIES": "rank", "COPY": "reduce", "RECEIVE_SPLIT": 2, "SIGNAL": "count"},
+    "sums, rows once per expert": {"COPY": "reduce"},
     "acknowledged": {
         **{"BUFFERING": "acknowledged", "AWAIT": "kernel", "SIGNAL": "exchange"},
         **{"MESSAGE": "interleaved", "SLOTS": "walk"},
@@ -75,6 +77,7 @@ def faults_of(case: Case, variant: str, rounds: int) -> str | None:
         if number and (fault := play_out_of_step(buffers, case, number, 1)):
             return fault
         options = {"fp8": number % 2 == 1, "zero_copy": number % 4 in (1, 2)}
+        options["weighted"] = (number + len(variant)) % 3 > 0
         if fault := play_round(case, buffers, number, **options):
             return fault
     return None
@@ -146,7 +149,8 @@ def mutant(change: tuple[str, str], case: Case | None = None, **choices: object)
     case = case or Case(counts=(4, 4), topk=3, routing="some_nobody")
     buffers = case.buffers(kernels(FOLDER, (change,), **choices), **SHORT)
     with unhurt():
-        return play_round(case, buffers, 1)
+        # without weights, whose places a wrong row would have written anywhere
+        return play_round(case, buffers, 1, weighted=False)
     return "a peer was late"
 
 
@@ -487,7 +491,8 @@ def _play_as(
         tokens = case.tokens(number)
         mine = tokens[rank]
         time.sleep(delays.choice((0, 0, 0.05)))
-        got = buffer.dispatch(mine.x, mine.topk_idx, fp8=fp8)
+        weights = mine.topk_weights if number % 3 else None
+        got = buffer.dispatch(mine.x, mine.topk_idx, weights, fp8=fp8)
         faults.append(dispatch_fault(case, tokens, rank, got, fp8))
         rows = expert_output(case, got, rank)
         if zero_copy:

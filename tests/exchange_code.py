@@ -117,7 +117,7 @@ def compiled_late(folder: Path, changes: tuple[tuple[str, str], ...] = ()) -> li
     choices = torch.zeros(3, 2, dtype=torch.int64)
     with _targeting(Cuda.target("90")), _compiling_only():
         for flag in (False, True):
-            got = buffer.dispatch(x, choices, fp8=flag)
+            got = buffer.dispatch(x, choices, weights, fp8=flag)
             rows = buffer.get_next_combine_buffer(got.handle) if flag else got.recv_x
             buffer.combine(rows, choices, weights, got.handle, zero_copy=flag)
     return sorted(file.stem for file in set(folder.rglob("*.ptx")) - before)
@@ -139,7 +139,8 @@ def main(folder: Path) -> dict[str, list[str]]:
     for kernel in WORKLOADS:
         template = load_space(Catalog().space_path(kernel)).templates[0]
         for number, candidate in enumerate((template.default, *template.seeds)):
-            for flag in ("", ",fp8=true") if kernel == "moe_dispatch" else ("",):
+            flags = {0: ("", ",fp8=true"), 1: (",fp8=true",)} if "dispatch" in kernel else {}
+            for flag in flags.get(min(number, 1), ("",)):
                 for name, text in ptx_of(kernel, candidate, flag, folder=folder):
                     report[f"{kernel} {number}{flag} {name}"] = [*faults(name, text)]
     report["compiled late"] = compiled_late(folder)

@@ -57,7 +57,7 @@ class Soak:
     def play(self, x: Tensor, choices: Tensor, weights: Tensor, *, zero_copy: bool) -> Tensor:
         """Return what comes back of a dispatch and a combine."""
         self._sleep()
-        got = self.buffer.dispatch(x, choices)
+        got = self.buffer.dispatch(x, choices, weights)
         rows = got.recv_x
         if zero_copy:
             rows = self.buffer.get_next_combine_buffer(got.handle).copy_(rows)

@@ -168,7 +168,9 @@ def send_kernel(
     max_polls,
     x_ptr,  # [T, GROUPS * 128]
     topk_ptr,  # [T, TOPK]
+    weights_ptr,  # [T, TOPK] fp32, if WEIGHTED
     slots_ptr,  # [T, TOPK] int32
+    places_ptr,  # [RANKS, MAX_TOKENS, TOPK] int32, if WEIGHTED: what this rank will have received
     T,
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,  # experts per rank
@@ -179,10 +181,11 @@ def send_kernel(
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
     FP8: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # whether choices have weights
     COUNTED: tl.constexpr,  # experts whose rows a program counts
     COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
     TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
-    META: tl.constexpr,  # [2, TOPK] int32: a row's experts here, its slots with them
+    META: tl.constexpr,  # [3, TOPK] int32: a row's experts here, its slots with them, its weights
     META_STRIDE: tl.constexpr,
     PAYLOAD: tl.constexpr,
     PAYLOAD_STRIDE: tl.constexpr,
@@ -205,6 +208,12 @@ def send_kernel(
         expert = first_of_each(named, CHOICES)
         slot = count_names(topk_ptr, named, token, TOPK, CHOICES)
         tl.store(slots_ptr + pair, slot, mask=(choice < TOPK) & (named >= 0))
+        bits = tl.zeros([CHOICES], tl.int32)
+        if WEIGHTED:
+            weight = tl.load(weights_ptr + pair, mask=choice < TOPK, other=0.0)
+            same = named[:, None] == named[None, :]  # who is named twice has both weights
+            weight = tl.sum(tl.where(same, weight[None, :], 0.0), axis=1)
+            bits = weight.to(tl.int32, bitcast=True)
         scale = tl.full([BLOCK_GROUPS, 1], 1.0, tl.float32)
         if FP8:
             values = row.to(tl.float32)
@@ -228,6 +237,8 @@ def send_kernel(
                 local = tl.where(here, expert % LOCAL, -1)
                 tl.store(meta_ptr + choice, local, mask=choice < TOPK)
                 tl.store(meta_ptr + TOPK + choice, slot, mask=choice < TOPK)
+                if WEIGHTED:
+                    tl.store(meta_ptr + 2 * TOPK + choice, bits, mask=choice < TOPK)
     # counted while the rows are under way
     experts = program + tl.arange(0, COUNTED) * tl.num_programs(0)
     count = count_names(topk_ptr, experts, T, TOPK, CHOICES)
@@ -290,6 +301,9 @@ def receive_kernel(
     stats_ptr,  # [LOCAL] int32
     totals_ptr,  # [LOCAL] int32: stats and the rows of this round
     counts_ptr,  # [LOCAL] int32
+    places_ptr,  # [RANKS, MAX_TOKENS, TOPK] int32, if WEIGHTED: the row for a choice, or -1
+    weights_ptr,  # [RANKS, MAX_TOKENS, TOPK] fp32, if WEIGHTED
+    tokens_ptr,  # [RANKS] int32, if WEIGHTED: the tokens of each rank
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,  # experts per rank
     MAX_TOKENS: tl.constexpr,
@@ -299,10 +313,11 @@ def receive_kernel(
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
     FP8: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # whether choices have weights
     COUNTED: tl.constexpr,  # experts whose rows a program counts
     COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
     TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
-    META: tl.constexpr,  # [2, TOPK] int32: a row's experts here, its slots with them
+    META: tl.constexpr,  # [3, TOPK] int32: a row's experts here, its slots with them, its weights
     META_STRIDE: tl.constexpr,
     PAYLOAD: tl.constexpr,
     PAYLOAD_STRIDE: tl.constexpr,
@@ -344,6 +359,11 @@ def receive_kernel(
             tl.store(to_ptr, values, mask=(to_row >= 0) & (channel < HIDDEN))
         if item % TILES == 0:
             tl.store(source_ptr + row, token * TOPK + choice, mask=row >= 0)
+            if WEIGHTED:
+                pair = (peer * MAX_TOKENS + token) * TOPK + choice
+                tl.store(places_ptr + pair, row, mask=choice < TOPK)
+                bits = tl.load(meta_ptr + 2 * TOPK + choice, mask=choice < TOPK)
+                tl.store(weights_ptr + pair, bits.to(tl.float32, bitcast=True), mask=row >= 0)
             if FP8:
                 scale_row = tl.cast(expert, tl.int64) * expert_stride + place * row_stride
                 copy_scales(
@@ -351,6 +371,8 @@ def receive_kernel(
                     *(scales_ptr + scale_row, row >= 0, group_stride, GROUPS, BLOCK_GROUPS),
                 )
     if lane == 127:
+        if WEIGHTED:
+            tl.store(tokens_ptr + peer, tokens)
         local = tl.arange(0, BLOCK_LOCAL)
         begin = tl.zeros([BLOCK_LOCAL], tl.int32)  # rows of the ranks before the peer
         count = tl.zeros([BLOCK_LOCAL], tl.int32)
@@ -382,7 +404,7 @@ def layout(
         fp8: Whether rows travel as e4m3 with a scale for 128 channels.
     """
     local, groups = experts // ranks, hidden // 128
-    messages, meta = ranks * max_tokens, aligned(8 * topk, 16)
+    messages, meta = ranks * max_tokens, aligned(12 * topk, 16)
     payload, scales = (hidden, aligned(4 * groups, 16)) if fp8 else (2 * hidden, 0)
     tokens = aligned(4 * local * ranks, 128)
     start = tokens + aligned(4 * ranks, 128)
@@ -399,7 +421,7 @@ def layout(
         **{"BLOCK_GROUPS": triton.next_power_of_2(groups), "TOPK": topk},
         **{"BLOCK_LOCAL": triton.next_power_of_2(local)},
         **{"CHOICES": triton.next_power_of_2(topk), "FP8": fp8, "COUNTS": 0, "TOKENS": tokens},
-        **{"COUNTED": triton.next_power_of_2(-(-experts // 132))},
+        **{"WEIGHTED": True, "COUNTED": triton.next_power_of_2(-(-experts // 132))},
     }
     return constants | places, aligned(size, 128)
 
@@ -411,13 +433,22 @@ def aligned(size: int, unit: int) -> int:
 def send(
     place: tuple,
     x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    slots: torch.Tensor,
+    choices: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    places: torch.Tensor,
     constants: dict[str, int],
 ) -> None:
-    """Send the rows of x [T, hidden] to the experts topk_idx [T, topk]; write slots [T, topk]."""
+    """Send rows to experts.
+
+    Args:
+        place: The rank's place in the round.
+        x: [T, hidden].
+        choices: Experts, their weights, which count if WEIGHTED, and slots to write: [T, topk].
+        places: [ranks, max_tokens, topk] of this rank, which counts if WEIGHTED.
+        constants: What `layout` returned.
+    """
+    topk_idx, weights, slots = choices
     tokens = x.shape[0]
-    arguments = (*place, x, topk_idx, slots, tokens)
+    arguments = (*place, x, topk_idx, weights, slots, places, tokens)
     send_kernel[(132,)](*arguments, **constants, num_warps=8)
 
 
@@ -430,7 +461,7 @@ def receive(
         place: The rank's place in the round.
         rows: [local, ranks * max_tokens, hidden], bytes if they are e4m3.
         scales: [local, ranks * max_tokens, groups] of any strides.
-        others: source, ranges, stats, totals and counts.
+        others: source, ranges, stats, totals, counts, places, weights and tokens.
         constants: What `layout` returned.
     """
     grid = (constants["RANKS"], 128)
@@ -468,6 +499,7 @@ def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.
 def moe_dispatch(
     x: torch.Tensor,
     topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
     stats: torch.Tensor,
     rows: torch.Tensor,
     rows_fp8: torch.Tensor,
@@ -477,6 +509,9 @@ def moe_dispatch(
     totals: torch.Tensor,
     counts: torch.Tensor,
     slots: torch.Tensor,
+    places: torch.Tensor,
+    weights: torch.Tensor,
+    tokens: torch.Tensor,
     *,
     fp8: bool,
 ) -> None:
@@ -484,15 +519,17 @@ def moe_dispatch(
 
     x is [ranks, tokens, groups, 128], topk_idx [ranks, tokens, topk], stats [experts].
     """
-    ranks, tokens, groups, _ = x.shape
+    ranks, max_tokens, groups, _ = x.shape
     topk, experts = topk_idx.shape[2], stats.shape[0]
-    constants, size = layout(ranks, experts, tokens, hidden=groups * 128, topk=topk, fp8=fp8)
+    constants, size = layout(ranks, experts, max_tokens, hidden=groups * 128, topk=topk, fp8=fp8)
     # the memory is held until all is launched
-    _memory, places = simulated_ranks(ranks, size, x.device)
-    for rank, place in enumerate(places):
-        send(place, x[rank].flatten(1), topk_idx[rank], slots[rank], constants)
+    _memory, ranks_places = simulated_ranks(ranks, size, x.device)
+    for rank, place in enumerate(ranks_places):
+        choices = (topk_idx[rank], topk_weights[rank], slots[rank])
+        send(place, x[rank].flatten(1), choices, places[rank], constants)
     chosen = rows_fp8.view(torch.uint8) if fp8 else rows
     packed = (chosen, scales.flatten(1, 2), source, ranges, stats, totals, counts)
-    for rank, place in enumerate(places):
+    for rank, place in enumerate(ranks_places):
         mine = slice(rank * constants["LOCAL"], (rank + 1) * constants["LOCAL"])
-        receive(place, *(tensor[mine] for tensor in packed), **constants)
+        arrived = (places[rank], weights[rank], tokens[rank])
+        receive(place, *(tensor[mine] for tensor in packed), *arrived, **constants)
