@@ -178,27 +178,37 @@ def test_a_buffer_takes_those_frozen_kernels_that_fit_each_other(tmp_path, buffe
     assert said.stdout.split()[-1] == copy
 
 
-def soak(ranks: int, rounds: int, store: Path, device: str, **environment: str) -> list[dict]:
-    arguments = (ranks, rounds, store, device)
-    return reports_of(
-        [start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)]
-    )
-
-
-@pytest.mark.slow
-def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path):
-    for report in soak(2, 10, tmp_path / "store", "cpu", **INTERPRETED):
+def soak(variant: str, rounds: int, store: Path, device: str, ranks: int = 2) -> None:
+    on_gpu = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    arguments = (ranks, rounds, store, device, variant)
+    environment = INTERPRETED if device == "cpu" else on_gpu
+    children = [
+        start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)
+    ]
+    for report in reports_of(children):
+        assert report
         assert not faults(report)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["push", "sums"])
+def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path, variant):
+    soak(variant, 4, tmp_path / "store", "cpu")
+
+
+VARIANTS = (
+    *("sums", "push", "acknowledged", "sums, rows once per expert"),
+    *("rows once per rank, pulled", "acknowledged, pulled"),
+)
+
+
 @pytest.mark.gpu
-@pytest.mark.timeout(3600)
-def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path, variant):
     import torch
 
     ranks = torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("exchanging needs two GPUs")
-    environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    for report in soak(ranks, 12_500, tmp_path / "store", "cuda", **environment):
-        assert not faults(report)
+    soak(variant, 10_000, tmp_path / "store", "cuda", ranks)
