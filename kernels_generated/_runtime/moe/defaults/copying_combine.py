@@ -180,13 +180,15 @@ def receive_kernel(
     ROWS: tl.constexpr,  # where [MAX_TOKENS, TOPK, HIDDEN] begin: what the experts send
 ):
     """Add up each token's rows in the order of its choices."""
-    for source in range(RANKS):
-        has_sent(signals, status_ptr, report_ptr, rank, source, max_polls, 1)
+    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
+    program = tl.program_id(0)
+    if (program == 0) | (program < T * TILES):  # a round ends when all peers were heard
+        for source in range(RANKS):
+            has_sent(signals, status_ptr, report_ptr, rank, source, max_polls, 1)
     complete = tl.load(status_ptr) == 0  # else what is here may be of another round
     mine = tl.load(buffers + rank)
-    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
     choice = tl.arange(0, CHOICES)
-    for item in range(tl.program_id(0), T * TILES, tl.num_programs(0)):
+    for item in range(program, T * TILES, tl.num_programs(0)):
         token = item // TILES
         channel = item % TILES * 1024 + tl.arange(0, 1024)
         total = tl.zeros([1024], tl.float32)

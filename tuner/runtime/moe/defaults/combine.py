@@ -165,13 +165,15 @@ def receive_kernel(
     SUMS: tl.constexpr,  # where [RANKS, MAX_TOKENS, HIDDEN] fp32 begin: what the ranks send
 ):
     """Add up each token's sums in the order of the ranks."""
-    for source in range(RANKS):
-        has_sent(signals, status_ptr, report_ptr, rank, source, max_polls, LOCAL * 4)
+    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
+    program = tl.program_id(0)
+    if (program == 0) | (program < T * TILES):  # a round ends when all peers were heard
+        for source in range(RANKS):
+            has_sent(signals, status_ptr, report_ptr, rank, source, max_polls, LOCAL * 4)
     complete = tl.load(status_ptr) == 0  # else what is here may be of another round
     mine = tl.load(buffers + rank)
-    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
     choice = tl.arange(0, CHOICES)
-    for item in range(tl.program_id(0), T * TILES, tl.num_programs(0)):
+    for item in range(program, T * TILES, tl.num_programs(0)):
         token = item // TILES
         channel = item % TILES * 1024 + tl.arange(0, 1024)
         total = tl.zeros([1024], tl.float32)
