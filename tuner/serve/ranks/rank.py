@@ -25,7 +25,7 @@ from tuner.serve.problem import CheckedProblem
 TIMEOUT_S = 5.0
 """After which a wait for a peer is given up: shorter than what a candidate may take."""
 
-FIRST_TIMEOUT_S = 20.0
+FIRST_TIMEOUT_S = 10.0
 """The same for the first rounds of a variant, whose binaries are loaded on all ranks."""
 
 ROUNDS = 2
