@@ -5,7 +5,9 @@ Children do the work, since triton reads its environment when it is imported.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -212,3 +214,38 @@ def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path, variant):
     if ranks < 2:
         pytest.skip("exchanging needs two GPUs")
     soak(variant, 10_000, tmp_path / "store", "cuda", ranks)
+
+
+SMALL = {
+    "moe_dispatch": {
+        "SEND_PROGRAMS": 8,
+        "RECEIVE_SPLIT": 8,
+        "SCAN_TOKENS": 32,
+        "RECEIVE_TILE": 512,
+    },
+    "moe_combine": {"SEND_SPLIT": 1, "RECEIVE_PROGRAMS": 16},
+}
+
+
+@pytest.mark.slow
+def test_the_benchmark_races_every_contender_there_and_back(tmp_path):
+    arguments = f"--device cpu --output {tmp_path}/moe.csv --tokens 2 --hidden 256 --experts 4"
+    arguments += " --topk 2 --routing balanced --blocks 1 --samples 2"
+    script = TESTS.parent / "benchmarks" / "moe.py"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *(str(script), *arguments.split(), "--settings", json.dumps(SMALL)),
+        ],
+        env={**os.environ, **INTERPRETED, "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    with (tmp_path / "moe.csv").open() as lines:
+        rows = {(row["op"], row["contender"]) for row in csv.DictReader(lines)}
+    ours = ("tuner", "tuner, rows copied", "tuner, one buffer")
+    others = ("all_to_all_single", "all_gather + reduce_scatter")
+    wanted = itertools.product(("moe_dispatch", "moe_combine"), ours + others)
+    assert rows == set(wanted)
