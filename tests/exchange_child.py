@@ -206,6 +206,7 @@ MUTANTS: dict[str, Callable[[], str | None]] = {
     ),
     "sums of the other rank are taken": lambda: mutant(
         ("named // LOCAL == peer", "named // LOCAL != peer"),
+        case=Case(topk=1, counts=(4, 4), routing="random"),
         weighted=True,
         **{"COPY": "reduce"},
     ),
