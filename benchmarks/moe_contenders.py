@@ -152,7 +152,7 @@ class AllToAll(Contender):
 
 
 class AllGather(Contender):
-    """All-gather of all tokens, and reduce-scatter of sums over each rank's experts.
+    """One all-gather of all tokens with their choices, and a reduce-scatter of each rank's sums.
 
     It does not pack rows by expert.
     """
@@ -161,36 +161,28 @@ class AllGather(Contender):
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        ranks = load.ranks
-
-        def room(tensor: Tensor) -> Tensor:
-            return tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
-
-        self._idx, self._weights = room(load.topk_idx), room(load.topk_weights)
-        if load.fp8:
-            rows, scales = quantise(load.x)
-            self.rows, self._scales = room(rows.view(torch.uint8)), room(scales)
-        else:
-            self.rows = room(load.x)
-        self._sums = self.rows.new_empty(self.rows.shape, dtype=torch.bfloat16)
+        tokens, hidden = load.x.shape
+        self._choices = [bytes_of(load.topk_idx.int()), bytes_of(load.topk_weights)]
+        self._sent = torch.cat([*self._rows(), *self._choices], dim=1)
+        self._got = self._sent.new_empty((load.ranks * tokens, self._sent.shape[1]))
+        self._sums = load.x.new_empty((load.ranks * tokens, hidden))
         self._out = torch.empty_like(load.x)
 
     def dispatch(self) -> None:
-        load = self._load
-        dist.all_gather_into_tensor(self._idx, load.topk_idx)
-        dist.all_gather_into_tensor(self._weights, load.topk_weights)
-        if load.fp8:
-            rows, scales = quantise(load.x)
-            dist.all_gather_into_tensor(self._scales, scales)
-            dist.all_gather_into_tensor(self.rows, rows.view(torch.uint8))
-        else:
-            dist.all_gather_into_tensor(self.rows, load.x)
+        torch.cat([*self._rows(), *self._choices], dim=1, out=self._sent)
+        dist.all_gather_into_tensor(self._got, self._sent)
+
+    def _rows(self) -> list[Tensor]:
+        return [*map(bytes_of, quantise(self._load.x) if self._load.fp8 else (self._load.x,))]
 
     def fill(self) -> None:
         """Do the experts' work for a test: weight the rows of this rank's experts."""
-        mine = self._idx.div(self._load.local, rounding_mode="floor") == dist.get_rank()
-        weight = self._weights.where(mine & (self._idx >= 0), 0.0).sum(dim=1, keepdim=True)
-        self._sums.copy_(self.rows.float() * weight)
+        width = 4 * self._load.topk_idx.shape[1]
+        rows, ids, weights = self._got.split([self._got.shape[1] - 2 * width, width, width], dim=1)
+        experts = ids.contiguous().view(torch.int32)
+        mine = experts.div(self._load.local, rounding_mode="floor") == dist.get_rank()
+        weight = weights.contiguous().view(torch.float32).where(mine & (experts >= 0), 0.0)
+        self._sums.copy_(rows.contiguous().view(torch.bfloat16) * weight.sum(dim=1, keepdim=True))
 
     def combine(self) -> Tensor:
         dist.reduce_scatter_tensor(self._out, self._sums)
@@ -244,6 +236,10 @@ class AllToAllV(Contender):
         sums = torch.zeros(load.x.shape, dtype=torch.float32, device=load.x.device)
         sums.index_add_(0, self._order // load.topk_idx.shape[1], self._back.float() * weights)
         return sums.bfloat16()
+
+
+def bytes_of(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
