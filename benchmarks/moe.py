@@ -4,114 +4,39 @@
 
 Every sample is the slowest rank's. Contenders take turns, block by block, and the order of the
 turns changes. A sample is one call by itself, after the caches were flushed and all ranks have met
-behind a kernel that sleeps, or a tenth of a CUDA graph of ten pairs. `--nvshmem` times torch's
-NVSHMEM operations instead of ours: they need another backend of symmetric memory, so they get a
-run of their own, beside the same collectives.
+behind a kernel that sleeps, or a tenth of a CUDA graph of ten calls or pairs of calls. Ours are
+the kernels that `--package` was frozen with for these GPUs, else the defaults. After `--seconds`
+no other workload is begun; the most telling come first. `--nvshmem` times torch's NVSHMEM
+operations instead of ours: they need another backend of symmetric memory, so they get a run of
+their own, beside the same collectives.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import math
 import os
-import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from moe_contenders import AllGather, AllToAll, AllToAllV, Contender, Load, Ours, variant
+from moe_contenders import AllGather, AllToAll, AllToAllV, Contender, Load, Ours
+from moe_timing import CALLS, Bench, Phase, capture, nothing
+from moe_variants import variant
 from rows import Result, ResultsFile, Spread
 
-from tuner.runtime.moe import Kernels, LowLatencyBuffer, default_kernels
+from tuner.runtime.moe import Kernels, LowLatencyBuffer
 
-PAIRS = 10
-"""Pairs of a dispatch and a combine in a graph: an even number of rounds."""
-
-FLUSH_BYTES = 256 << 20
-SLEEP_CYCLES = 2_000_000
-
-Phase = Callable[[], object]
-"""What is timed, or what comes before it."""
-
-
-class Bench:
-    """Times contenders on one workload, all ranks together.
-
-    Args:
-        device: This rank's device.
-        blocks: Turns of each contender.
-        samples: Samples in a turn.
-    """
-
-    def __init__(self, device: torch.device, *, blocks: int, samples: int) -> None:
-        self._device, self._blocks, self._samples = device, blocks, samples
-        self._on_gpu = device.type == "cuda"
-        size = FLUSH_BYTES if self._on_gpu else 1
-        self._flush = torch.empty(size, dtype=torch.uint8, device=device)
-        self._meet = torch.zeros(1, device=device)
-
-    def race(
-        self, phases: dict[str, tuple[Phase, Phase]], *, calls: int
-    ) -> dict[str, list[float]]:
-        """Return each contender's times of one call in milliseconds, the slowest rank's.
-
-        Args:
-            phases: What comes before each sample, and what is timed, by label.
-            calls: Calls that a phase makes; a single one finds its caches overwritten.
-        """
-        times: dict[str, list[float]] = {label: [] for label in phases}
-        order, labels = random.Random(0), list(phases)  # the same order on every rank
-        for _ in range(self._blocks):
-            order.shuffle(labels)
-            for label in labels:
-                before, call = phases[label]
-                for _ in range(self._samples):
-                    before()
-                    times[label].append(self._sample(call, flush=calls == 1) / calls)
-        table = torch.tensor(list(times.values()), dtype=torch.float64, device=self._device)
-        dist.all_reduce(table, op=dist.ReduceOp.MAX)
-        return dict(zip(times, table.tolist(), strict=True))
-
-    def _sample(self, call: Phase, *, flush: bool) -> float:
-        if flush:
-            self._flush.zero_()
-        if not self._on_gpu:
-            dist.barrier()
-            begin = time.perf_counter()
-            call()
-            return (time.perf_counter() - begin) * 1e3
-        torch.cuda._sleep(SLEEP_CYCLES)
-        dist.all_reduce(self._meet)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end)
-
-
-def nothing() -> None:
-    pass
-
-
-def capture(contender: Contender) -> Phase:
-    """Return the replay of a graph of `PAIRS` pairs."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    dist.barrier()
-    with torch.cuda.graph(graph):
-        for _ in range(PAIRS):
-            contender.dispatch()
-            contender.combine()
-    torch.cuda.synchronize()
-    dist.barrier()
-    return graph.replay
+CALL = "one call, slowest rank, 5th to 95th percentile"
+GRAPH = f"graph of {CALLS} calls, slowest rank, 5th to 95th percentile"
+TIMEOUTS = {"timeout_s": 10.0, "first_timeout_s": 60.0}
 
 
 def results_of(times: dict[str, list[float]], logical_bytes: float, note: str) -> list[Result]:
@@ -167,20 +92,22 @@ def buffers_of(
 ) -> Iterator[tuple[str, LowLatencyBuffer, bool]]:
     """Yield our contenders: label, buffer, whether the combine copies nothing."""
     settings = json.loads(arguments.settings) if arguments.settings else {}
-    chosen = variant(folder, settings) if settings else None
-    pulling = chosen or default_kernels()
+    moe = importlib.import_module(f"{arguments.package}._runtime.moe")
 
     def buffer(kernels: Kernels | None) -> LowLatencyBuffer:
         shape = (max(arguments.tokens), hidden, arguments.experts)
-        options = {"topk": arguments.topk, "kernels": kernels, "timeout_s": 60.0}
-        return LowLatencyBuffer(dist.group.WORLD, *shape, **options)
+        options = {"topk": arguments.topk, "kernels": kernels, **TIMEOUTS}
+        made: LowLatencyBuffer = moe.LowLatencyBuffer(dist.group.WORLD, *shape, **options)
+        return made
 
-    first = buffer(chosen)
+    first = buffer(variant(folder, settings=settings) if settings else None)
     yield "tuner", first, True
-    yield "tuner, rows copied", first, False
-    one = variant(folder, settings, BUFFERING="acknowledged")
-    if pulling.is_double:
-        yield "tuner, one buffer", buffer(one), True
+    if hidden == arguments.hidden[0]:  # what single choices are worth, on one shape
+        yield "tuner, rows copied", first, False
+        if first.kernels.is_double:
+            package = Path(moe.__file__).parents[2]
+            one = variant(folder, first.kernels, package, settings, BUFFERING="acknowledged")
+            yield "tuner, one buffer", buffer(one), True
 
 
 def contenders(
@@ -203,32 +130,47 @@ def measure(
     for racer in itertools.chain(racers, racers):  # compiles, allocates, and both buffers
         racer.dispatch()
         racer.combine()
-    dispatches = {racer.label: (nothing, racer.dispatch) for racer in racers}
-    combines = {racer.label: (racer.dispatch, racer.combine) for racer in racers}
-    for op, phases, size in (
-        ("moe_dispatch", dispatches, sent),
-        ("moe_combine", combines, returned),
+    # pairs, whatever is timed of them: graphs are replayed with the buffer that they began with
+    for racer in racers:
+        racer.dispatch()
+    times = bench.race({one.label: (one.combine, one.dispatch) for one in racers}, calls=1)
+    yield "moe_dispatch", results_of(times, sent, CALL)
+    for racer in racers:
+        racer.combine()
+    times = bench.race({one.label: (one.dispatch, one.combine) for one in racers}, calls=1)
+    yield "moe_combine", results_of(times, returned, CALL)
+    if not on_gpu:
+        return
+    captured = [racer for racer in racers if racer.capturable]
+    alone = [racer for racer in captured if racer.repeatable]
+    for op, some, size in (
+        ("moe_dispatch", captured, sent),
+        ("moe_combine", alone, returned),
+        ("moe_dispatch + moe_combine", captured, sent + returned),
     ):
-        times = bench.race(phases, calls=1)
-        yield op, results_of(times, size, "one call, slowest rank, 5th to 95th percentile")
-    if on_gpu:
-        graphs = {racer.label: (nothing, capture(racer)) for racer in racers if racer.capturable}
-        times = bench.race(graphs, calls=PAIRS)
-        note = f"graph of {PAIRS} pairs, slowest rank, 5th to 95th percentile"
-        yield "moe_dispatch + moe_combine", results_of(times, sent + returned, note)
+        graphs = {one.label: (nothing, capture(*phases_of(op, one))) for one in some}
+        times = bench.race(graphs, calls=CALLS)
+        yield f"{op} in a graph", results_of(times, size, GRAPH)
+
+
+def phases_of(op: str, racer: Contender) -> list[Phase]:
+    phases = {"moe_dispatch": racer.dispatch, "moe_combine": racer.combine}
+    return [phase for name, phase in phases.items() if name in op]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="the CSV file")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 128, 512])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[2048, 4096, 7168])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 1, 512, 8, 32])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[7168, 4096, 2048])
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--topk", type=int, default=8)
     parser.add_argument("--routing", nargs="+", default=["balanced", "skewed"])
-    parser.add_argument("--blocks", type=int, default=10)
-    parser.add_argument("--samples", type=int, default=10)
-    parser.add_argument("--settings", help="JSON: kernel to parameters, beside the default's")
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=200.0, help="when to begin no more")
+    parser.add_argument("--package", default="kernels_generated", help="whose winners are timed")
+    parser.add_argument("--settings", help="JSON: kernel to parameters, instead of the winners'")
     parser.add_argument("--nvshmem", action="store_true")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
@@ -236,12 +178,17 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     file = ResultsFile(arguments.output, f"{dist.get_world_size()} x {name}")
     bench = Bench(device, blocks=arguments.blocks, samples=arguments.samples)
+    deadline = time.monotonic() + arguments.seconds
     with tempfile.TemporaryDirectory() as folder:
         for hidden in arguments.hidden:
+            if is_over(deadline, device):
+                break
             buffers = [] if arguments.nvshmem else [*buffers_of(arguments, hidden, Path(folder))]
-            for tokens, routing, fp8 in itertools.product(
-                arguments.tokens, arguments.routing, (False, True)
+            for fp8, routing, tokens in itertools.product(
+                (True, False), arguments.routing, arguments.tokens
             ):
+                if is_over(deadline, device):
+                    break
                 shape = Shape(tokens, hidden, arguments)
                 load = shape.load(routing, fp8, device)
                 racers = [*contenders(load, buffers, arguments.nvshmem)]
@@ -252,8 +199,16 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def is_over(deadline: float, device: torch.device) -> bool:
+    """Return whether the time is up on any rank, so that all ranks stop at the same place."""
+    over = torch.tensor(int(time.monotonic() > deadline), device=device)
+    dist.all_reduce(over, op=dist.ReduceOp.MAX)
+    return bool(over)
+
+
 def start(arguments: argparse.Namespace) -> torch.device:
     """Join the other ranks and return this one's device."""
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     if arguments.device == "cpu":
         dist.init_process_group("gloo")
         return torch.device("cpu")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tuner.catalog import Catalog
-from tuner.records import Candidate
-from tuner.render import Renderer
-from tuner.runtime.moe import Kernels, LowLatencyBuffer
-from tuner.space.kernel import load_space
+from tuner.runtime.moe import LowLatencyBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +45,12 @@ class Contender(ABC):
     Attributes:
         label: Its name in the results.
         capturable: Whether a CUDA graph can hold it.
+        repeatable: Whether a combine may follow a combine.
     """
 
     label: str
     capturable = True
+    repeatable = True
 
     @abstractmethod
     def dispatch(self) -> None:
@@ -78,12 +75,13 @@ class Ours(Contender):
         self, label: str, buffer: LowLatencyBuffer, load: Load, *, zero_copy: bool
     ) -> None:
         self.label, self._buffer, self._load, self._zero_copy = label, buffer, load, zero_copy
+        self.repeatable = buffer.kernels.is_double
         self._rows: Tensor | None = None
         self._handle = None
 
     def dispatch(self) -> None:
         load = self._load
-        got = self._buffer.dispatch(load.x, load.topk_idx, fp8=load.fp8)
+        got = self._buffer.dispatch(load.x, load.topk_idx, load.topk_weights, fp8=load.fp8)
         self._rows, self._handle = (None if load.fp8 else got.recv_x), got.handle
 
     def fill(self) -> None:
@@ -154,7 +152,7 @@ class AllToAll(Contender):
 
 
 class AllGather(Contender):
-    """All-gather of all tokens, and reduce-scatter of sums over each rank's experts.
+    """One all-gather of all tokens with their choices, and a reduce-scatter of each rank's sums.
 
     It does not pack rows by expert.
     """
@@ -163,36 +161,28 @@ class AllGather(Contender):
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        ranks = load.ranks
-
-        def room(tensor: Tensor) -> Tensor:
-            return tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
-
-        self._idx, self._weights = room(load.topk_idx), room(load.topk_weights)
-        if load.fp8:
-            rows, scales = quantise(load.x)
-            self.rows, self._scales = room(rows.view(torch.uint8)), room(scales)
-        else:
-            self.rows = room(load.x)
-        self._sums = self.rows.new_empty(self.rows.shape, dtype=torch.bfloat16)
+        tokens, hidden = load.x.shape
+        self._choices = [bytes_of(load.topk_idx.int()), bytes_of(load.topk_weights)]
+        self._sent = torch.cat([*self._rows(), *self._choices], dim=1)
+        self._got = self._sent.new_empty((load.ranks * tokens, self._sent.shape[1]))
+        self._sums = load.x.new_empty((load.ranks * tokens, hidden))
         self._out = torch.empty_like(load.x)
 
     def dispatch(self) -> None:
-        load = self._load
-        dist.all_gather_into_tensor(self._idx, load.topk_idx)
-        dist.all_gather_into_tensor(self._weights, load.topk_weights)
-        if load.fp8:
-            rows, scales = quantise(load.x)
-            dist.all_gather_into_tensor(self._scales, scales)
-            dist.all_gather_into_tensor(self.rows, rows.view(torch.uint8))
-        else:
-            dist.all_gather_into_tensor(self.rows, load.x)
+        torch.cat([*self._rows(), *self._choices], dim=1, out=self._sent)
+        dist.all_gather_into_tensor(self._got, self._sent)
+
+    def _rows(self) -> list[Tensor]:
+        return [*map(bytes_of, quantise(self._load.x) if self._load.fp8 else (self._load.x,))]
 
     def fill(self) -> None:
         """Do the experts' work for a test: weight the rows of this rank's experts."""
-        mine = self._idx.div(self._load.local, rounding_mode="floor") == dist.get_rank()
-        weight = self._weights.where(mine & (self._idx >= 0), 0.0).sum(dim=1, keepdim=True)
-        self._sums.copy_(self.rows.float() * weight)
+        width = 4 * self._load.topk_idx.shape[1]
+        rows, ids, weights = self._got.split([self._got.shape[1] - 2 * width, width, width], dim=1)
+        experts = ids.contiguous().view(torch.int32)
+        mine = experts.div(self._load.local, rounding_mode="floor") == dist.get_rank()
+        weight = weights.contiguous().view(torch.float32).where(mine & (experts >= 0), 0.0)
+        self._sums.copy_(rows.contiguous().view(torch.bfloat16) * weight.sum(dim=1, keepdim=True))
 
     def combine(self) -> Tensor:
         dist.reduce_scatter_tensor(self._out, self._sums)
@@ -248,30 +238,13 @@ class AllToAllV(Contender):
         return sums.bfloat16()
 
 
+def bytes_of(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.uint8)
+
+
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows as e4m3 and a scale for each 128 channels, as torch computes them."""
     groups = rows.float().unflatten(1, (-1, 128))
     largest = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-4)
     values = (groups * (448.0 / largest)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return values.flatten(1), (largest / 448.0)[..., 0]
-
-
-def variant(folder: Path, settings: dict[str, dict[str, object]], **changes: object) -> Kernels:
-    """Return rendered kernels.
-
-    Args:
-        folder: Where their files go.
-        settings: Parameters of ``moe_dispatch`` and ``moe_combine`` that differ from the default.
-        changes: Parameters that differ in both, where both have them.
-    """
-    catalog, paths = Catalog(), {}
-    for kernel in ("moe_dispatch", "moe_combine"):
-        default = dict(load_space(catalog.space_path(kernel)).templates[0].default.parameters)
-        chosen = default | settings.get(kernel, {})
-        chosen |= {name: value for name, value in changes.items() if name in default}
-        candidate = Candidate.of("triton", chosen)
-        source = Renderer(catalog.template_folders).render(kernel, "triton", candidate)
-        paths[kernel] = folder / f"{kernel}_{source.sha256[:16]}.py"
-        paths[kernel].write_text(source.text)
-    dispatch, combine = paths.values()
-    return Kernels.load((dispatch, dispatch), (combine, combine))

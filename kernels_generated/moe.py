@@ -3,7 +3,7 @@
 Names are DeepEP's. All ranks make the same calls in the same order:
 
     buffer = LowLatencyBuffer(group, max_tokens=128, hidden=7168, num_experts=256, topk=8)
-    recv_x, scales, recv_count, handle, _ = buffer.dispatch(x, topk_idx, fp8=True)
+    recv_x, scales, recv_count, handle, _ = buffer.dispatch(x, topk_idx, topk_weights, fp8=True)
     view = buffer.get_next_combine_buffer(handle)  # the experts' last product writes into it
     out, _ = buffer.combine(view, topk_idx, topk_weights, handle, zero_copy=True)
 

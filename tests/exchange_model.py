@@ -8,7 +8,7 @@ and overwritten data (a read meets the version of another round).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Buffering = Literal["double", "acknowledged"]
@@ -23,10 +23,18 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Go on when a cell is not zero."""
+class Add:
+    """Add one to a cell."""
 
     cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Go on when a cell is at least so large."""
+
+    cell: int
+    least: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Read:
     version: int
 
 
-Step = Write | Wait | Read
+Step = Write | Add | Wait | Read
 Phase = list[Step]
 Mutation = Callable[[int, int, Phase, Phase], tuple[Phase, Phase]]
 """Changes the send and receive phase of (rank, round): a bug to be found."""
@@ -109,6 +117,30 @@ def phases(
     return send, receive
 
 
+def counted(send: Phase, receive: Phase) -> tuple[Phase, Phase]:
+    """Return a round of two programs that each count a signal up when they are done.
+
+    One sends all data; the other lowers the next signals, and may come first or last.
+    """
+    ranks = sum(isinstance(step, Wait) for step in receive)
+    lowering = [step for step in send if isinstance(step, Write) and step.value == 0]
+    data = [step for step in send[:-ranks] if step not in lowering]
+    up = [Add(cell) for step in send[-ranks:] if isinstance(step, Write) for cell in step.cells]
+    waits = [replace(step, least=2) if isinstance(step, Wait) else step for step in receive]
+    return [*data, *up, *lowering, *up], waits
+
+
+def changed(cells: tuple[int, ...], step: Write | Add) -> tuple[int, ...]:
+    """Return the cells after a step."""
+    after = list(cells)
+    if isinstance(step, Add):
+        after[step.cell] += 1
+    else:
+        for cell in step.cells:
+            after[cell] = step.value
+    return tuple(after)
+
+
 def faults(programs: list[Phase], memory: Memory) -> Iterator[str]:
     """Yield what goes wrong in some interleaving of the programs; nothing if none does.
 
@@ -128,16 +160,13 @@ def faults(programs: list[Phase], memory: Memory) -> Iterator[str]:
                 continue
             step, after = programs[rank][position], cells
             match step:
-                case Wait(cell) if not cells[cell]:
+                case Wait(cell, least) if cells[cell] < least:
                     continue
                 case Read(cell, version) if cells[cell] != version:
                     yield f"rank {rank} wants round {version} and reads round {cells[cell]}"
                     return
-                case Write(targets, value):
-                    changed = list(cells)
-                    for target in targets:
-                        changed[target] = value
-                    after = tuple(changed)
+                case Write() | Add():
+                    after = changed(cells, step)
             moves += 1
             state = (*positions[:rank], position + 1, *positions[rank + 1 :]), after
             if state not in seen:

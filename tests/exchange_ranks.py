@@ -163,6 +163,27 @@ def dispatch_fault(
     return None
 
 
+def arrived_fault(case: Case, tokens: Sequence[Tokens], rank: int, got: Dispatched) -> str | None:
+    """Return what is wrong with what a rank knows of the choices of all tokens."""
+    places, weights, counts = got.handle.arrived
+    if counts.tolist() != [len(of_rank.x) for of_rank in tokens]:
+        return f"{counts.tolist()} tokens"
+    wanted = torch.full(places.shape, -1, dtype=torch.int32)
+    for local, rows in expert_rows(case, tokens, rank):
+        for row, (source, token, choice) in enumerate(rows):
+            place = local * case.ranks * case.max_tokens + row
+            wanted[source, token, choice] = place
+            same = tokens[source].topk_idx[token] == rank * case.local + local
+            weight = tokens[source].topk_weights[token, same].sum()
+            if not torch.allclose(weights[source, token, choice], weight, atol=1e-6):
+                return f"token {token} of rank {source}: the weight of choice {choice}"
+    for source, of_rank in enumerate(tokens):
+        count = len(of_rank.x)
+        if not torch.equal(places[source, :count], wanted[source, :count]):
+            return f"the places of rank {source}'s choices are {places[source, :count].tolist()}"
+    return None
+
+
 def quantise(row: Tensor) -> tuple[Tensor, Tensor]:
     groups = row.float().view(-1, 128)
     largest = groups.abs().amax(dim=1, keepdim=True).clamp_min(1e-4)
@@ -210,17 +231,24 @@ def play_round(
     *,
     fp8: bool = False,
     zero_copy: bool = False,
+    weighted: bool = True,
 ) -> str | None:
     """Play a dispatch and a combine of simulated ranks; return the first fault."""
     tokens = case.tokens(seed)
     sent = [
-        buffer.dispatch(mine.x, mine.topk_idx, fp8=fp8, hook=True)
+        buffer.dispatch(
+            *(mine.x, mine.topk_idx, mine.topk_weights if weighted else None),
+            fp8=fp8,
+            hook=True,
+        )
         for buffer, mine in zip(buffers, tokens, strict=True)
     ]
     for rank, got in enumerate(sent):
         got.hook()
         if fault := dispatch_fault(case, tokens, rank, got, fp8):
             return f"dispatch, seed {seed}: {fault}"
+        if weighted and (fault := arrived_fault(case, tokens, rank, got)):
+            return f"dispatch, seed {seed}, rank {rank}: {fault}"
     combined = []
     for rank, (buffer, mine, got) in enumerate(zip(buffers, tokens, sent, strict=True)):
         rows = expert_output(case, got, rank)

@@ -1,6 +1,6 @@
 """One of several processes, each with a GPU: many rounds, graphs, a peer that is missing; as JSON.
 
-``python exchange_soak.py RANK RANKS ROUNDS STORE DEVICE``; on ``cpu`` there are no graphs.
+``python exchange_soak.py RANK RANKS ROUNDS STORE DEVICE VARIANT``; on ``cpu`` there are no graphs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Soak:
     def play(self, x: Tensor, choices: Tensor, weights: Tensor, *, zero_copy: bool) -> Tensor:
         """Return what comes back of a dispatch and a combine."""
         self._sleep()
-        got = self.buffer.dispatch(x, choices)
+        got = self.buffer.dispatch(x, choices, weights)
         rows = got.recv_x
         if zero_copy:
             rows = self.buffer.get_next_combine_buffer(got.handle).copy_(rows)
@@ -112,7 +112,7 @@ def missing_peer(soak: Soak, rank: int) -> str | None:
     inputs = soak.inputs(1)
     if rank:
         try:
-            soak.buffer.dispatch(*inputs[:2])
+            soak.buffer.dispatch(*inputs)
             soak.buffer.check()
         except PeerTimeout as error:
             if (error.rank, error.phase) != (0, "receive"):
@@ -123,23 +123,28 @@ def missing_peer(soak: Soak, rank: int) -> str | None:
     return soak.rounds(4)
 
 
-def reports(rank: int, ranks: int, rounds: int, device: str) -> Iterator[tuple[str, str | None]]:
+def reports(
+    rank: int, ranks: int, rounds: int, device: str, variant: str
+) -> Iterator[tuple[str, str | None]]:
     case = Case(ranks=ranks, local=4, topk=4, max_tokens=8, hidden=256)
     if device == "cuda":
         case = Case(ranks=ranks, local=8, topk=8, max_tokens=64, hidden=2048)
-    for variant, choices in VARIANTS.items():
-        programs = {"SEND_PROGRAMS": 32, "RECEIVE_PROGRAMS": 32} if device == "cuda" else {}
-        rendered = kernels(FOLDER, **choices, **programs)
-        buffer = case.buffer(dist.group.WORLD, rendered, timeout_s=20 if device == "cuda" else 4)
-        soak = Soak(case, buffer, seed=rank)
-        # one buffer gives a view after each dispatch alone, which is what happens here
-        yield f"{variant}: rounds", soak.rounds(rounds)
-        if device == "cuda":
-            yield f"{variant}: graphs", graphs(soak, 200)
-        yield f"{variant}: missing peer", missing_peer(soak, rank)
+    choices = VARIANTS[variant]
+    programs = {"SEND_PROGRAMS": 32, "RECEIVE_PROGRAMS": 32} if device == "cuda" else {}
+    rendered = kernels(FOLDER, **choices, **programs)
+    patience = {"timeout_s": 4.0, "first_timeout_s": 60.0}
+    buffer = case.buffer(dist.group.WORLD, rendered, **patience)
+    soak = Soak(case, buffer, seed=rank)
+    # one buffer gives a view after each dispatch alone, which is what happens here
+    yield f"{variant}: rounds", soak.rounds(rounds)
+    if device == "cuda":
+        yield f"{variant}: graphs", graphs(soak, 200)
+    yield f"{variant}: missing peer", missing_peer(soak, rank)
 
 
-def main(rank: int, ranks: int, rounds: int, store: str, device: str) -> dict[str, str | None]:
+def main(
+    rank: int, ranks: int, rounds: int, store: str, device: str, variant: str
+) -> dict[str, str | None]:
     on_gpu = device == "cuda"
     if on_gpu:
         torch.cuda.set_device(rank)
@@ -150,12 +155,12 @@ def main(rank: int, ranks: int, rounds: int, store: str, device: str) -> dict[st
         world_size=ranks,
         device_id=torch.device("cuda", rank) if on_gpu else None,
     )
-    found = dict(reports(rank, ranks, rounds, device))
+    found = dict(reports(rank, ranks, rounds, device, variant))
     dist.destroy_process_group()
     return found
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = main(*map(int, sys.argv[1:4]), *sys.argv[4:6])
+    found = main(*map(int, sys.argv[1:4]), *sys.argv[4:7])
     print(json.dumps(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from exchange_model import Memory, Mutation, Phase, Read, Wait, Write, faults, phases
+from exchange_model import Add, Memory, Mutation, Phase, Read, Wait, Write, counted, faults, phases
 
 EVERYWHERE = [("double", False), ("double", True), ("acknowledged", False)]
 
@@ -47,6 +47,30 @@ def test_one_acknowledged_buffer_gives_no_second_view_without_a_dispatch_between
     found = fault(2, 2, buffering="acknowledged", pull=[True, True])
     assert found is not None
     assert "reads round 2" in found
+
+
+def count_signals(rank, number, send, receive):
+    return counted(send, receive)
+
+
+@pytest.mark.parametrize("pull", [False, True])
+@pytest.mark.parametrize(("ranks", "rounds"), [(1, 5), (2, 5), (3, 2)])
+def test_signals_that_every_program_counts_up_are_safe(ranks, rounds, pull):
+    options = {"buffering": "double", "pull": pull, "mutation": count_signals}
+    assert fault(ranks, rounds, **options) is None
+
+
+def count_and_lower_last(rank, number, send, receive):
+    send, receive = counted(send, receive)
+    return sorted(send, key=is_zeroing), receive
+
+
+def count_but_await_one_program(rank, number, send, receive):
+    send, receive = counted(send, receive)
+    ups = [step for step in send if isinstance(step, Add)]
+    first, others = ups[: len(ups) // 2], [step for step in send if step not in ups]
+    waits = [Wait(step.cell) if isinstance(step, Wait) else step for step in receive]
+    return [*first, *others, *first], waits
 
 
 def zero_after_signals(rank, number, send, receive):
@@ -119,6 +143,8 @@ def read_the_other_buffer(rank, number, send, receive):
         ("double", no_signal_from_an_empty_rank, "nobody can go on"),
         ("double", one_buffer, "reads round"),
         ("double", read_the_other_buffer, "reads round"),
+        ("double", count_and_lower_last, "nobody can go on"),
+        ("double", count_but_await_one_program, "reads round"),
         ("acknowledged", acknowledge_before_reading, "reads round"),
         ("acknowledged", never_await_acknowledgements, "reads round"),
         ("acknowledged", keep_the_signals, "reads round"),

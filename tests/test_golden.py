@@ -61,10 +61,17 @@ def test_no_golden_file_is_left_over():
     assert {path.name for path in GOLDEN.iterdir()} == expected
 
 
-@pytest.mark.parametrize("name", ["dispatch", "combine"])
-def test_packages_carry_the_default_kernels_of_an_exchange(name, request):
+@pytest.mark.parametrize(
+    ("name", "render"),
+    [
+        ("dispatch", "moe_dispatch-triton-default"),
+        ("combine", "moe_combine-triton-default"),
+        ("copying_combine", "moe_combine-triton-seed0"),
+    ],
+)
+def test_packages_carry_the_default_kernels_of_an_exchange(name, render, request):
     texts = {param.values[0]: param.values[1] for param in renders()}
-    text, path = texts[f"moe_{name}-triton-default.py"], DEFAULTS / f"{name}.py"
+    text, path = texts[f"{render}.py"], DEFAULTS / f"{name}.py"
     if request.config.getoption("--update-golden"):
         path.write_text(text)
     assert text == path.read_text(), "run `make golden`, then freeze"

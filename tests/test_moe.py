@@ -5,7 +5,9 @@ Children do the work, since triton reads its environment when it is imported.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -156,9 +158,9 @@ print(kernels.dispatch[1].__file__, kernels.combine[0].COPY)
 
 @pytest.mark.parametrize(
     ("buffering", "file", "copy"),
-    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "push")],
+    [("double", "moe_dispatch/", "pull"), ("acknowledged", "defaults/dispatch.py", "pull")],
 )
-def test_a_buffer_takes_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
+def test_a_buffer_takes_those_frozen_kernels_that_fit_each_other(tmp_path, buffering, file, copy):
     plain, package = Project(tmp_path / "project").winner(), tmp_path / f"package_{buffering}"
     winners = [
         *winners_of("moe_dispatch", plain, BUFFERING=buffering, COPIES="rank"),
@@ -178,27 +180,72 @@ def test_a_buffer_takes_frozen_kernels_that_fit_each_other(tmp_path, buffering, 
     assert said.stdout.split()[-1] == copy
 
 
-def soak(ranks: int, rounds: int, store: Path, device: str, **environment: str) -> list[dict]:
-    arguments = (ranks, rounds, store, device)
-    return reports_of(
-        [start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)]
-    )
-
-
-@pytest.mark.slow
-def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path):
-    for report in soak(2, 10, tmp_path / "store", "cpu", **INTERPRETED):
+def soak(variant: str, rounds: int, store: Path, device: str, ranks: int = 2) -> None:
+    on_gpu = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    arguments = (ranks, rounds, store, device, variant)
+    environment = INTERPRETED if device == "cpu" else on_gpu
+    children = [
+        start("exchange_soak.py", rank, *arguments, **environment) for rank in range(ranks)
+    ]
+    for report in reports_of(children):
+        assert report
         assert not faults(report)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["push", "sums"])
+def test_whole_numbers_survive_many_rounds_on_the_cpu(tmp_path, variant):
+    soak(variant, 4, tmp_path / "store", "cpu")
+
+
+VARIANTS = (
+    *("sums", "push", "acknowledged", "sums, rows once per expert"),
+    *("rows once per rank, pulled", "acknowledged, pulled"),
+)
+
+
 @pytest.mark.gpu
-@pytest.mark.timeout(3600)
-def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whole_numbers_survive_many_rounds_on_gpus(tmp_path, variant):
     import torch
 
     ranks = torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("exchanging needs two GPUs")
-    environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    for report in soak(ranks, 25_000, tmp_path / "store", "cuda", **environment):
-        assert not faults(report)
+    soak(variant, 10_000, tmp_path / "store", "cuda", ranks)
+
+
+SMALL = {
+    "moe_dispatch": {
+        "SEND_PROGRAMS": 8,
+        "RECEIVE_SPLIT": 8,
+        "SCAN_TOKENS": 32,
+        "RECEIVE_TILE": 512,
+    },
+    "moe_combine": {"SEND_SPLIT": 1, "RECEIVE_PROGRAMS": 16},
+}
+
+
+@pytest.mark.slow
+def test_the_benchmark_races_every_contender_there_and_back(tmp_path):
+    arguments = f"--device cpu --output {tmp_path}/moe.csv --tokens 2 --hidden 256 --experts 4"
+    arguments += " --topk 2 --routing balanced --blocks 1 --samples 2"
+    script = TESTS.parent / "benchmarks" / "moe.py"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *(str(script), *arguments.split(), "--settings", json.dumps(SMALL)),
+        ],
+        env={**os.environ, **INTERPRETED, "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    with (tmp_path / "moe.csv").open() as lines:
+        rows = {(row["op"], row["contender"]) for row in csv.DictReader(lines)}
+    ours = ("tuner", "tuner, rows copied", "tuner, one buffer")
+    others = ("all_to_all_single", "all_gather + reduce_scatter")
+    wanted = itertools.product(("moe_dispatch", "moe_combine"), ours + others)
+    assert rows == set(wanted)

@@ -18,6 +18,7 @@ from tuner.plan import Request, plan
 from tuner.records import Candidate, UsageError
 from tuner.render import Renderer
 from tuner.serve.ranks.follower import Follower
+from tuner.serve.ranks.team import TeamDevice
 from tuner.space.kernel import load_space
 
 H200 = Cuda.target("90")
@@ -138,7 +139,7 @@ class Recorded:
 @pytest.mark.parametrize(("fails", "played"), [(False, ["a", "a", "replay"]), (True, ["a"])])
 def test_a_follower_captures_what_it_is_told_and_keeps_in_step_after_a_failure(fails, played):
     told = [
-        {"operation": "capture", "graph": 7, "answers": True},
+        {"operation": "capture", "graph": 7, "dropped": [], "answers": True},
         *2 * [{"operation": "play", "file": "a", "answers": False}],
         {"operation": "captured", "answers": False},
         *([] if fails else [{"operation": "replay", "graph": 7, "answers": False}]),
@@ -150,3 +151,40 @@ def test_a_follower_captures_what_it_is_told_and_keeps_in_step_after_a_failure(f
     captured = {"result": None, "error": "ValueError: cannot be captured"}
     done = {"result": None, "error": None}
     assert replies == [captured if fails else {**done, "result": True}, done]
+
+
+class Capturing(Interpreter):
+    """Has graphs."""
+
+    def capture(self, call, count: int):
+        for _ in range(count):
+            call()
+        return lambda: None
+
+
+def test_followers_drop_the_graphs_that_rank_0_has_dropped():
+    device, told = TeamDevice(Capturing(), 2), []
+
+    class Told:
+        def ask(self, _operation, mine, **values):
+            told.append(values["dropped"])
+            return [mine(), True]
+
+        def tell(self, _operation):
+            pass
+
+    device._team = Told()
+    kept = [device.capture(lambda: None, 1)]
+    device.capture(lambda: None, 1)  # dropped at once
+    kept.append(device.capture(lambda: None, 1))
+    assert told == [[], [], [1]]
+    messages = [
+        {"operation": "capture", "graph": number, "dropped": dropped, "answers": True}
+        for number, dropped in enumerate(told)
+    ]
+    ends = {"operation": "captured", "answers": False}
+    replays = [{"operation": "replay", "graph": 1, "answers": True}]
+    rank, replies = Recorded(False), []
+    told_follower = [item for message in messages for item in (message, ends)] + replays
+    Follower(rank, rank, messages=iter(told_follower), reply=replies.append).follow()
+    assert [reply["error"] for reply in replies] == [None, None, None, "KeyError: 1"]

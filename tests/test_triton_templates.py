@@ -150,25 +150,25 @@ VARIANTS: dict[tuple[str, str], list[dict]] = {
     },
     ("moe_dispatch", "triton"): product(
         {**EXCHANGE, "SEND_PROGRAMS": 2},
-        BUFFERING=("double", "acknowledged", "double", "acknowledged"),
+        BUFFERING=("double", "acknowledged", "double", "acknowledged", "double"),
         COPIES=("expert", "rank", "rank", "expert"),
         MESSAGE=("apart", "interleaved"),
         SLOTS=("scan", "walk", "scan", "walk"),
         CONVERSION=("integer", "integer", "integer", "integer", "native"),
-        SIGNAL=("add", "exchange"),
-        AWAIT=("programs", "kernel"),
+        SIGNAL=("add", "exchange", "count", "exchange", "count"),
+        AWAIT=("programs", "kernel", "programs", "kernel"),
         STORE=("plain", "streaming"),
         RECEIVE_SPLIT=(1, 2),
     ),
     ("moe_combine", "triton"): product(
         {"SEND_SPLIT": 2, "SEND_TILE": 256, "SEND_WARPS": 4, "RECEIVE_PROGRAMS": 2}
         | {"RECEIVE_TILE": 256, "RECEIVE_WARPS": 4},
-        BUFFERING=("double", "acknowledged", "double", "acknowledged"),
-        COPY=("push", "pull", "pull", "push"),
-        SIGNAL=("add", "exchange"),
-        AWAIT=("programs", "kernel"),
+        BUFFERING=("double", "acknowledged", "double", "acknowledged", "double", "double"),
+        COPY=("push", "pull", "pull", "push", "reduce", "reduce"),
+        SIGNAL=("add", "exchange", "count", "exchange", "count", "add"),
+        AWAIT=("programs", "kernel", "programs", "kernel", "programs", "kernel"),
         STORE=("plain", "streaming"),
-        UNROLL=(True, False),
+        UNROLL=(True, False, True, False, True, False),
     ),
 }
 

@@ -34,11 +34,13 @@ def inputs(
     absent = torch.rand(choices.shape, generator=generator, device=device) < 0.05
     choices = choices.masked_fill(absent, -1)
     choices[:, 1::16] = choices[:, 1::16, :1]
-    source, ranges, slots = arrivals(choices, experts)
+    source, ranges, slots, places = arrivals(choices, experts)
     split = (experts, ranks, tokens)
     x = torch.randn((experts, ranks * tokens, dims["HIDDEN"]), generator=generator, device=device)
     x = x.masked_fill((source < 0)[..., None], torch.nan)
     weights = torch.randn(choices.shape, generator=generator, device=device)
+    same = choices[..., :, None] == choices[..., None, :]  # who is named twice has both weights
+    summed = weights[..., None, :].where(same, 0.0).sum(dim=-1)
     return {
         "x": x.to(dtype).view(*split, dims["HIDDEN"]),
         "topk_idx": choices,
@@ -46,16 +48,20 @@ def inputs(
         "slots": slots.int(),
         "source": source.int().view(split),
         "ranges": ranges,
+        "places": places.int(),
+        "weights": summed.where(places >= 0, torch.nan),
+        "tokens": torch.full((ranks, ranks), tokens, dtype=torch.int32, device=device),
     }
 
 
-def arrivals(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def arrivals(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what dispatch returns for choices [ranks, tokens, topk]: who comes where.
 
     Returns:
         source: [experts, ranks * tokens], token * topk + choice on its rank, or -1.
         ranges: [experts, ranks], the number of rows of a rank and, 32 bits higher, the first.
         slots: [ranks, tokens, topk], the number of a token among those of its rank.
+        places: [ranks, ranks, tokens, topk], the row that each rank has for a choice, or -1.
     """
     ranks, tokens, topk = topk_idx.shape
     index = topk_idx.where(topk_idx >= 0, experts)
@@ -72,8 +78,12 @@ def arrivals(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     source = torch.full((experts, ranks * tokens), -1, device=index.device)
     row = begin[rank, expert] + slots[rank, token, expert]
     source[expert, row] = token * topk + first[rank, token, expert]
+    places = torch.full((ranks, ranks, tokens, topk), -1, device=index.device)
+    local = experts // ranks
+    arrival = (expert // local, rank, token, first[rank, token, expert])
+    places[arrival] = expert % local * (ranks * tokens) + row
     own = slots.gather(2, topk_idx.clamp_min(0)).where(topk_idx >= 0, -1)
-    return source, (begin * 2**32 + count).T.contiguous(), own
+    return source, (begin * 2**32 + count).T.contiguous(), own, places
 
 
 def rows_of(topk_idx: Tensor, slots: Tensor, ranges: Tensor) -> Tensor:
@@ -91,6 +101,9 @@ def reference(  # noqa: PLR0913 - one for each argument of the kernel
     slots: Tensor,
     source: Tensor,
     ranges: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    tokens: Tensor,
     zero_copy: bool,
 ) -> dict[str, Tensor]:
     """Return the sums.
@@ -102,9 +115,12 @@ def reference(  # noqa: PLR0913 - one for each argument of the kernel
         slots: [ranks, tokens, topk], as dispatch returns them.
         source: [experts, ranks, tokens]; the ranges and slots tell as much.
         ranges: [experts, ranks], as dispatch returns them.
+        places: [ranks, ranks, tokens, topk]; the ranges and slots tell as much.
+        weights: [ranks, ranks, tokens, topk]; `topk_weights` tells as much.
+        tokens: [ranks, ranks]; the shapes tell as much.
         zero_copy: Where x lies, which does not change the sums.
     """
-    del source, zero_copy
+    del source, places, weights, tokens, zero_copy
     rows = rows_of(topk_idx, slots, ranges)
     flat = x.flatten(0, 2)
     y = torch.zeros((*topk_idx.shape[:2], x.shape[3]), dtype=x.dtype, device=x.device)
@@ -122,10 +138,13 @@ def rival(  # noqa: PLR0913 - one for each argument of the kernel
     slots: Tensor,
     source: Tensor,
     ranges: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    tokens: Tensor,
     zero_copy: bool,
 ) -> Callable[[], object]:
     """Return torch's weighted sum of rows that need not be fetched; it allocates its result."""
-    del source, zero_copy
+    del source, places, tokens, zero_copy
     rows = rows_of(topk_idx, slots, ranges).flatten(0, 1)
     weights = topk_weights.masked_fill(topk_idx < 0, 0.0).flatten(0, 1).to(x.dtype)
     table = x.flatten(0, 2)
@@ -154,7 +173,9 @@ def share(
         inputs[name][rank].contiguous() for name in ("topk_idx", "topk_weights", "slots")
     )
     buffer = open_buffer(tokens, hidden, experts, topk=choices.shape[1])
-    handle = buffer.handle(slots, inputs["source"][mine].flatten(1), inputs["ranges"][mine])
+    arrived = tuple(inputs[name][rank] for name in ("places", "weights", "tokens"))
+    source, ranges = inputs["source"][mine].flatten(1), inputs["ranges"][mine]
+    handle = buffer.handle(slots, source, ranges, arrived)
     written: set[int] = set()
 
     def rows() -> Tensor:

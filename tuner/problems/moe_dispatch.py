@@ -37,15 +37,20 @@ def inputs(
     choices = choices.masked_fill(absent, -1)
     choices[:, 1::16] = choices[:, 1::16, :1]
     stats = torch.arange(dims["EXPERTS"], dtype=torch.int32, device=device)
-    return {"x": x.to(dtype), "topk_idx": choices, "stats": stats}
+    # sums of these are exact
+    weights = torch.randint(-512, 512, choices.shape, generator=generator, device=device) / 64
+    return {"x": x.to(dtype), "topk_idx": choices, "topk_weights": weights, "stats": stats}
 
 
-def reference(x: Tensor, topk_idx: Tensor, stats: Tensor, fp8: bool) -> dict[str, Tensor]:
+def reference(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, stats: Tensor, fp8: bool
+) -> dict[str, Tensor]:
     """Return the packed rows, rank 0's first; what nothing is written to is NaN or -1.
 
     Args:
         x: [ranks, tokens, groups, channels] float64.
         topk_idx: [ranks, tokens, topk] experts, or -1.
+        topk_weights: [ranks, tokens, topk] float64.
         stats: [experts] rows that each expert has had before.
         fp8: Whether rows are rounded to e4m3, with one scale for the channels of a group.
     """
@@ -71,6 +76,13 @@ def reference(x: Tensor, topk_idx: Tensor, stats: Tensor, fp8: bool) -> dict[str
     nothing = torch.full_like(packed, torch.nan)
     split = (experts, ranks, tokens)
     own_slots = slots.gather(2, topk_idx.clamp_min(0)).where(topk_idx >= 0, -1)
+    local = experts // ranks
+    arrival = (expert // local, rank, token, first[rank, token, expert])
+    places = torch.full((ranks, ranks, tokens, topk), -1, device=device)
+    places[arrival] = expert % local * (ranks * tokens) + row
+    weights = torch.full(places.shape, torch.nan, dtype=x.dtype, device=device)
+    same = topk_idx[rank, token] == expert[:, None]  # who is named twice has both weights
+    weights[arrival] = topk_weights[rank, token].where(same, 0.0).sum(dim=1)
     return {
         "rows": (nothing if fp8 else packed).view(*split, groups, channels),
         "rows_fp8": (quantised if fp8 else nothing).view(*split, groups, channels),
@@ -80,6 +92,9 @@ def reference(x: Tensor, topk_idx: Tensor, stats: Tensor, fp8: bool) -> dict[str
         "totals": stats + count.sum(dim=0),
         "counts": count.sum(dim=0),
         "slots": own_slots,
+        "places": places,
+        "weights": weights,
+        "tokens": torch.full((ranks, ranks), tokens, device=device),
     }
 
 
@@ -96,9 +111,11 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return values.double(), scales.double()[..., 0]
 
 
-def rival(x: Tensor, topk_idx: Tensor, stats: Tensor, fp8: bool) -> Callable[[], object] | None:
+def rival(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, stats: Tensor, fp8: bool
+) -> Callable[[], object] | None:
     """Return the copy of the rows alone, sorted before; there is none that rounds them."""
-    del stats
+    del topk_weights, stats
     if fp8:
         return None
     rank, token, choice = (topk_idx >= 0).nonzero(as_tuple=True)
@@ -123,14 +140,17 @@ def share(
         options: Value of every flag.
     """
     x, choices = inputs["x"][rank].flatten(1), inputs["topk_idx"][rank].contiguous()
+    weights = inputs["topk_weights"][rank].contiguous()
     experts, fp8 = inputs["stats"].shape[0], bool(options["fp8"])
     buffer = open_buffer(*x.shape, experts, topk=choices.shape[1])
 
     def play() -> dict[str, Tensor]:
-        got = buffer.dispatch(x, choices, fp8=fp8)
+        got = buffer.dispatch(x, choices, weights, fp8=fp8)
         handle = got.handle
+        places, arrived, tokens = handle.arrived
         outputs = {"counts": got.recv_count, "rows_fp8" if fp8 else "rows": got.recv_x}
         outputs |= {"source": handle.source, "ranges": handle.layout_range}
+        outputs |= {"places": places, "weights": arrived, "tokens": tokens}
         return outputs | ({"scales": got.scales} if fp8 else {})
 
     return play

@@ -11,12 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .checks import Checks
 from .errors import MisuseError
 from .heap import Heap, heap_of
-from .kernels import Kernels, Shape, default_kernels, kernels_for, require_device
-from .layouts import Layouts, check_ids, check_tensor
-from .results import Combined, Dispatched, Handle, Packed
-from .rounds import Rounds
+from .kernels import (
+    WITHOUT_WEIGHTS,
+    Kernels,
+    Shape,
+    default_kernels,
+    kernels_for,
+    require_device,
+)
+from .layouts import Layouts
+from .results import Arrived, Combined, Dispatched, Handle, Packed, empty_arrived
+from .rounds import FIRST_TIMEOUT_S, Rounds
 
 
 class LowLatencyBuffer:
@@ -29,6 +37,8 @@ class LowLatencyBuffer:
         num_experts: Experts of all ranks together, a multiple of the number of ranks.
         topk: Experts that each token names.
         timeout_s: Seconds, roughly, after which a wait for a peer is given up.
+        first_timeout_s: The same in the first two rounds of a kind; None stands for 300 on GPUs,
+            where peers may still be compiling, and for `timeout_s` elsewhere.
         debug: Check the ids of experts, which waits for the device.
         kernels: What to launch; None stands for this package's frozen or default kernels.
 
@@ -46,6 +56,7 @@ class LowLatencyBuffer:
         *,
         topk: int = 8,
         timeout_s: float = 10.0,
+        first_timeout_s: float | None = None,
         debug: bool = False,
         kernels: Kernels | None = None,
     ) -> None:
@@ -53,13 +64,19 @@ class LowLatencyBuffer:
         require_device(heap.device)
         self.shape = Shape(heap.ranks, num_experts, max_tokens, hidden, topk)
         self.kernels = kernels or kernels_for(self.shape, heap.device)
-        self.rank, self.device, self._debug = heap.rank, heap.device, debug
+        self.rank, self.device = heap.rank, heap.device
+        self._checks = Checks(self.shape, heap.device, debug=debug)
         heap.agree(f"{self.shape}, kernels {self.kernels.digest}")
         self._layouts = Layouts(self.shape, self.kernels)
+        if first_timeout_s is None:
+            first_timeout_s = FIRST_TIMEOUT_S if heap.device.type == "cuda" else timeout_s
         self._rounds = Rounds(
-            heap, self._layouts.size, double=self.kernels.is_double, timeout_s=timeout_s
+            heap,
+            self._layouts.size,
+            double=self.kernels.is_double,
+            timeouts_s=(first_timeout_s, timeout_s),
         )
-        self._views = tuple(self._rounds.addresses(begin) for begin in self._layouts.views)
+        self._views = self._rounds.addresses(self._layouts.view)
         self._nothing = torch.zeros(self.shape.local, dtype=torch.int32, device=self.device)
 
     @staticmethod
@@ -75,6 +92,7 @@ class LowLatencyBuffer:
         self,
         x: Tensor,
         topk_idx: Tensor,
+        topk_weights: Tensor | None = None,
         *,
         fp8: bool = False,
         hook: bool = False,
@@ -85,6 +103,8 @@ class LowLatencyBuffer:
         Args:
             x: [tokens, hidden] bfloat16.
             topk_idx: [tokens, topk] int32 or int64 experts; -1 names none.
+            topk_weights: [tokens, topk] float32 of the combine, on all ranks or none. With them
+                ranks may add up a token's rows before they send the sum back: fewer bytes.
             fp8: Send e4m3 with a scale for 128 channels.
             hook: Leave the receive phase to the hook that is returned.
             stats: [local] int32, to which the counts of rows are added.
@@ -94,26 +114,28 @@ class LowLatencyBuffer:
             PeerTimeout: A peer did not come; on GPUs a later call or `check` tells.
             ValueError: A shape, an element type or, in debug mode, an id is not allowed.
         """
-        tokens = x.shape[0]
-        self._check_tokens(tokens)
-        self._check("x", x, (tokens, self.shape.hidden), torch.bfloat16)
-        self._check_choices(topk_idx, tokens)
+        self._checks.tokens(x)
+        self._checks.choices(topk_idx, topk_weights, x.shape[0])
         if stats is not None:
-            self._check("stats", stats, (self.shape.local,), torch.int32)
-        kernel, constants = self.kernels.dispatch[fp8], self._layouts.dispatch[fp8]
+            self._checks.tensor("stats", stats, (self.shape.local,), torch.int32)
+        weighted, kernel = topk_weights is not None, self.kernels.dispatch[fp8]
+        constants = {**self._layouts.dispatch[fp8], "WEIGHTED": weighted}
         packed = Packed.empty(self.shape, self.device, fp8=fp8)
         rows, scales, source, ranges, counts = packed
         slots = torch.empty(topk_idx.shape, dtype=torch.int32, device=self.device)
-        place = self._rounds.begin("dispatch")
-        kernel.send(place, x, topk_idx, slots, constants)
+        weights, arrived = slots, (counts, counts, counts)  # stand for what is not looked at
+        if topk_weights is not None:
+            weights, arrived = topk_weights, empty_arrived(self.shape, self.device)
+        place = self._rounds.begin("dispatch", (fp8, weighted))
+        kernel.send(place, x, (topk_idx, weights, slots), arrived[0], constants)
 
         def receive() -> None:
             taken = rows.view(torch.uint8) if fp8 else rows
             added = (self._nothing, torch.empty_like(counts)) if stats is None else (stats, stats)
-            others = (source, ranges, *added, counts)
+            others = (source, ranges, *added, counts, *arrived)
             kernel.receive(place, taken, scales, *others, **constants)
 
-        handle = self.handle(slots, source, ranges)
+        handle = self.handle(slots, source, ranges, arrived if weighted else None)
         finish = self._rounds.end(receive, hook=hook)
         return Dispatched(rows, scales if fp8 else None, counts, handle, finish)
 
@@ -130,9 +152,12 @@ class LowLatencyBuffer:
         self._check_handle(handle)
         return self._view(self._rounds.next_buffer())
 
-    def handle(self, slots: Tensor, source: Tensor, layout_range: Tensor) -> Handle:
+    def handle(
+        self, slots: Tensor, source: Tensor, layout_range: Tensor, arrived: Arrived | None = None
+    ) -> Handle:
         """Return the handle of a dispatch from its parts, such as those that were kept of one."""
-        return Handle(self, self.shape.topk, slots.shape[0], slots, source, layout_range)
+        tokens = slots.shape[0]
+        return Handle(self, self.shape.topk, tokens, slots, source, layout_range, arrived)
 
     def combine(  # noqa: PLR0913 - the first six are DeepEP's
         self,
@@ -150,7 +175,7 @@ class LowLatencyBuffer:
         Args:
             x: [local, rows, hidden] bfloat16 in the packed order of the dispatch.
             topk_idx: [tokens, topk], as in the dispatch.
-            topk_weights: [tokens, topk] float32.
+            topk_weights: [tokens, topk] float32, those of the dispatch if it had some.
             handle: The dispatch's.
             zero_copy: x is the view of `get_next_combine_buffer`.
             out: [tokens, hidden] bfloat16 to write to.
@@ -161,24 +186,27 @@ class LowLatencyBuffer:
             PeerTimeout: A peer did not come; on GPUs a later call or `check` tells.
             ValueError: A shape, an element type or, in debug mode, an id is not allowed.
         """
-        shape, kernel = self.shape, self.kernels.combine[zero_copy]
         self._check_handle(handle)
-        self._check("x", x, (shape.local, shape.rows, shape.hidden), torch.bfloat16)
-        self._check_choices(topk_idx, handle.tokens)
-        self._check("topk_weights", topk_weights, tuple(topk_idx.shape), torch.float32)
+        shape, which = self.shape, int(zero_copy)
+        if self.kernels.combine[which].COPY == "reduce" and handle.arrived is None:
+            which = WITHOUT_WEIGHTS
+        kernel = self.kernels.combine[which]
+        self._checks.tensor("x", x, (shape.local, shape.rows, shape.hidden), torch.bfloat16)
+        self._checks.choices(topk_idx, topk_weights, handle.tokens)
         if out is None:
             out = x.new_empty((handle.tokens, shape.hidden))
-        self._check("out", out, (handle.tokens, shape.hidden), torch.bfloat16)
+        self._checks.tensor("out", out, (handle.tokens, shape.hidden), torch.bfloat16)
         if zero_copy and x.data_ptr() != self._view(self._rounds.next_buffer()).data_ptr():
             raise MisuseError(
                 "combine: with zero_copy, x must be the view that get_next_combine_buffer returns "
                 "after the last round; a view of an earlier round lies in the other buffer"
             )
-        views = self._views[zero_copy][self._rounds.index]
-        place = self._rounds.begin("combine")
-        constants = self._layouts.combine[zero_copy]
+        views = self._views[self._rounds.index]
+        place = self._rounds.begin("combine", which)
+        constants = self._layouts.combine[which]
         rows = None if zero_copy and kernel.COPY == "pull" else x
-        kernel.send(place, rows, handle.source, handle.layout_range, views, **constants)
+        sent = (rows, handle.source, handle.layout_range, views, handle.arrived)
+        kernel.send(place, *sent, **constants)
 
         def receive() -> None:
             kernel.receive(place, out, topk_idx, topk_weights, handle.slots, views, **constants)
@@ -208,31 +236,13 @@ class LowLatencyBuffer:
                 f"mask: rank must be one of the {self.shape.ranks} ranks other than {self.rank}, "
                 f"but got {rank}"
             )
-        self._rounds.mask[rank] = int(masked)
+        self._rounds.leave_out(rank, masked)
 
     def _view(self, memory: Tensor) -> Tensor:
         """Return the part of a buffer that a combine with zero copy sends from."""
-        shape, begin = self.shape, self._layouts.views[True]
-        size = 2 * shape.local * shape.rows * shape.hidden
-        rows = memory[begin : begin + size].view(torch.bfloat16)
+        shape, begin = self.shape, self._layouts.view
+        rows = memory[begin : begin + self._layouts.view_size].view(torch.bfloat16)
         return rows.view(shape.local, shape.rows, shape.hidden)
-
-    def _check(
-        self, name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype
-    ) -> None:
-        check_tensor(name, tensor, shape, dtypes=dtypes, device=self.device)
-
-    def _check_tokens(self, tokens: int) -> None:
-        if tokens > self.shape.max_tokens:
-            raise ValueError(
-                f"x: must have at most {self.shape.max_tokens} tokens, but got {tokens}"
-            )
-
-    def _check_choices(self, topk_idx: Tensor, tokens: int) -> None:
-        wanted = (tokens, self.shape.topk)
-        self._check("topk_idx", topk_idx, wanted, torch.int64, torch.int32)
-        if self._debug:
-            check_ids(topk_idx, self.shape.experts)
 
     def _check_handle(self, handle: Handle) -> None:
         if handle.buffer is not self:

@@ -19,6 +19,9 @@ from .errors import MisuseError
 
 DISPATCH, COMBINE = "moe_dispatch", "moe_combine"
 
+WITHOUT_WEIGHTS = 2
+"""Index of the kernels that combine after a dispatch without weights."""
+
 _DEFAULTS = Path(__file__).parent / "defaults"
 _PACKAGE = Path(__file__).parents[2]  # the frozen package, which has folders of kernels
 
@@ -67,17 +70,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Imported files: dispatch without and with fp8, combine without and with zero copy.
+    """Imported files of the kernels that a buffer launches.
 
     Attributes:
         dispatch: By whether rows travel as fp8.
-        combine: By whether the rows are in the view already.
+        combine: By whether the rows are in the view already; then what serves dispatches without
+            weights, which `reduce` cannot do without.
         digest: What all ranks must have in common.
         buffering: How all of them use the buffers: ``"double"`` or ``"acknowledged"``.
     """
 
     dispatch: tuple[Any, Any]
-    combine: tuple[Any, Any]
+    combine: tuple[Any, Any, Any]
     digest: str
     buffering: str
 
@@ -95,10 +99,12 @@ class Kernels:
         if len(set(buffering.values())) > 1:
             said = ", ".join(f"{name} is {value}" for name, value in buffering.items())
             raise MisuseError(f"the kernels of a buffer must share one BUFFERING, but {said}")
+        first, second = modules[combine[0]], modules[combine[1]]
+        copying = [module for module in (first, second) if module.COPY != "reduce"]
         digest = hashlib.sha256(b"".join(texts[path] for path in paths)).hexdigest()[:16]
         return cls(
             (modules[dispatch[0]], modules[dispatch[1]]),
-            (modules[combine[0]], modules[combine[1]]),
+            (first, second, copying[0] if copying else _copying()),
             digest,
             modules[paths[0]].BUFFERING,
         )
@@ -107,6 +113,12 @@ class Kernels:
     def is_double(self) -> bool:
         """Whether rounds use two buffers by turns."""
         return self.buffering == "double"
+
+
+def _copying() -> Any:
+    """Return the kernels that combine without having had weights, with two buffers."""
+    path = _DEFAULTS / "copying_combine.py"
+    return _import(path, path.read_bytes())
 
 
 def default_kernels() -> Kernels:
@@ -125,7 +137,7 @@ def require_device(device: torch.device) -> None:
 
 
 def kernels_for(shape: Shape, device: torch.device) -> Kernels:
-    """Return the frozen kernels of this package that fit each other, else the defaults.
+    """Return the frozen kernels of this package, and defaults where none is or fits the others.
 
     Args:
         shape: What they are to serve.
@@ -140,13 +152,17 @@ def kernels_for(shape: Shape, device: torch.device) -> Kernels:
         for kernel, flag in ((DISPATCH, "fp8"), (COMBINE, "zero_copy"))
         for value in (False, True)
     ]
-    found = [path for path in paths if path is not None]
-    if len(found) < len(paths):
-        return default_kernels()
+    defaults = [_DEFAULTS / f"{name}.py" for name in ("dispatch", "combine") for _ in range(2)]
+    found = [path or default for path, default in zip(paths, defaults, strict=True)]
     try:
         return Kernels.load((found[0], found[1]), (found[2], found[3]))
-    except MisuseError:
-        return default_kernels()
+    except MisuseError:  # they use the buffers in different ways: those that do as the defaults
+        buffering = default_kernels().buffering
+        found = [
+            path if buffering == _import(path, path.read_bytes()).BUFFERING else default
+            for path, default in zip(found, defaults, strict=True)
+        ]
+        return Kernels.load((found[0], found[1]), (found[2], found[3]))
 
 
 def _frozen(

@@ -12,6 +12,7 @@ from torch import Tensor
 from .kernels import Shape
 
 Hook = Callable[[], None]
+Arrived = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,9 @@ class Handle:
         slots: [tokens, topk] int32, a token's number among those of this rank at its expert.
         source: [local, rows] int32, token * topk + choice on the rank that a row came from.
         layout_range: [local, ranks] int64, number of rows of a rank and, 32 bits up, the first.
+        arrived: What came with the weights of a dispatch, else None: places [ranks, max_tokens,
+            topk] int32, the row for a choice of a rank's token or -1, the weights of those
+            choices, float32, and the number of tokens of each rank, [ranks] int32.
     """
 
     buffer: object
@@ -33,6 +37,7 @@ class Handle:
     slots: Tensor
     source: Tensor
     layout_range: Tensor
+    arrived: Arrived | None = None
 
     @property
     def src_info(self) -> Tensor:
@@ -95,3 +100,13 @@ class Packed(NamedTuple):
             torch.empty((local, shape.ranks), dtype=torch.int64, device=device),
             torch.empty(local, dtype=torch.int32, device=device),
         )
+
+
+def empty_arrived(shape: Shape, device: torch.device) -> Arrived:
+    """Return room for what comes with weights, not initialised."""
+    choices = (shape.ranks, shape.max_tokens, shape.topk)
+    return (
+        torch.empty(choices, dtype=torch.int32, device=device),
+        torch.empty(choices, dtype=torch.float32, device=device),
+        torch.empty(shape.ranks, dtype=torch.int32, device=device),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ SIGNAL_BYTES = 4096
 POLLS_PER_SECOND = {"cuda": 1_000_000, "cpu": 5_000}
 """About how often a program looks at a signal: on a GPU, and in Triton's interpreter."""
 
+FIRST_TIMEOUT_S = 300.0
+"""After which the first waits on a GPU are given up: peers may still be compiling."""
+
+_FIRST = 2  # rounds of a kind: in the second, a peer may compile how the first one ends
 _SIGNALS, _ACKNOWLEDGEMENTS, _AREAS = 0, 2, 3
 _RANK_BITS = 16
 _MOST_POLLS = 2**31 - 1
@@ -28,13 +33,14 @@ class Place(NamedTuple):
     """Where a rank stands in a round: the first arguments of every kernel.
 
     Attributes:
-        signals: [ranks] int64, addresses of each rank's signals of this round.
+        signals: [ranks] int64, addresses of each rank's signals of this round; as in the other
+            tables, 0 stands for a rank that is left out.
         next_signals: [ranks] int64, those of the next round.
         acknowledgements: [ranks] int64, addresses of each rank's acknowledgements.
         buffers: [ranks] int64, addresses of each rank's buffer of this round.
-        mask: [ranks] int32, not zero for a rank that is left out.
         done: [2] int32, programs that are done with a phase.
         status: [1] int32, phase and rank of the first wait that was in vain.
+        report: [1] int32, the same in memory that the host reads without waiting.
         rank: This rank.
         max_polls: After how many polls a wait is given up.
     """
@@ -43,9 +49,9 @@ class Place(NamedTuple):
     next_signals: Tensor
     acknowledgements: Tensor
     buffers: Tensor
-    mask: Tensor
     done: Tensor
     status: Tensor
+    report: Tensor
     rank: int
     max_polls: int
 
@@ -57,27 +63,28 @@ class Rounds:
         heap: The way to all ranks' memory.
         size: Bytes of a buffer.
         double: Whether rounds use two buffers by turns.
-        timeout_s: After how many seconds, roughly, a wait is given up.
-
-    Attributes:
-        mask: [ranks] int32, not zero for a rank that is left out.
+        timeouts_s: After how many seconds, roughly, a wait is given up: in the first two rounds
+            of a kind, and later.
     """
 
-    def __init__(self, heap: Heap, size: int, *, double: bool, timeout_s: float) -> None:
-        polls = timeout_s * POLLS_PER_SECOND[heap.device.type]
-        if not polls >= 1:
-            raise ValueError(f"timeout_s must be a positive time, but got {timeout_s}")
+    def __init__(
+        self, heap: Heap, size: int, *, double: bool, timeouts_s: tuple[float, float]
+    ) -> None:
+        polls = [timeout_s * POLLS_PER_SECOND[heap.device.type] for timeout_s in timeouts_s]
+        if not min(polls) >= 1:
+            raise ValueError(f"timeout_s must be a positive time, but got {min(timeouts_s)}")
         self._heap, self._size, self._buffers = heap, size, 2 if double else 1
         self._allocation = heap.allocate(self.bytes_for(size, double=double))
-        self._max_polls = int(min(polls, _MOST_POLLS))
+        self._max_polls = [int(min(number, _MOST_POLLS)) for number in polls]
+        self._played: Counter[str] = Counter()
         device = heap.device
-        self.mask = torch.zeros(heap.ranks, dtype=torch.int32, device=device)
         self._done = torch.zeros(2, dtype=torch.int32, device=device)
         self._status = torch.zeros(1, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
-        # on a GPU the host reads a copy, which may be a few rounds old, and waits for nothing
+        # a GPU writes into the host's memory, but only if a wait was in vain: no copy per round
         self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=True) if on_gpu else self._status
-        self._tables = self._address_tables()
+        self._addresses = self._address_tables()
+        self._tables = self._addresses.clone()
         self._number, self._captured, self._pending, self._operation = 0, 0, False, ""
         self.reset()
 
@@ -93,13 +100,18 @@ class Rounds:
 
     def addresses(self, begin: int) -> Tensor:
         """Return [buffers, ranks] int64, addresses of what begins some bytes into each buffer."""
-        return self._tables[_AREAS:] + begin
+        return self._addresses[_AREAS:] + begin
 
-    def begin(self, operation: str) -> Place:
+    def leave_out(self, rank: int, masked: bool) -> None:
+        """Send nothing to a rank and await nothing from it, or do so again."""
+        self._tables[:, rank] = 0 if masked else self._addresses[:, rank]
+
+    def begin(self, operation: str, kind: object = None) -> Place:
         """Enter a round and return the rank's place in it.
 
         Args:
-            operation: What the round is for.
+            operation: What the round is for, ``"dispatch"`` or ``"combine"``.
+            kind: What else decides about the kernels that it launches.
 
         Raises:
             MisuseError: The round before was not received.
@@ -113,6 +125,8 @@ class Rounds:
             )
         self._count_captured()
         index, tables = self.index, self._tables
+        self._played[f"{operation} {kind}"] += 1
+        is_first = self._played[f"{operation} {kind}"] <= _FIRST
         self._number += 1
         self._operation = operation
         self._pending = True
@@ -121,11 +135,11 @@ class Rounds:
             next_signals=tables[_SIGNALS + 1 - index],
             acknowledgements=tables[_ACKNOWLEDGEMENTS],
             buffers=tables[_AREAS + index],
-            mask=self.mask,
             done=self._done,
             status=self._status,
+            report=self._seen,
             rank=self._heap.rank,
-            max_polls=self._max_polls,
+            max_polls=self._max_polls[0 if is_first else 1],
         )
 
     def end(self, receive: Hook, *, hook: bool) -> Hook | None:
@@ -137,9 +151,7 @@ class Rounds:
                 raise MisuseError(f"the hook of round {number - 1} was called already, or reset")
             self._pending = False
             receive()
-            if self._seen is not self._status:
-                self._seen.copy_(self._status, non_blocking=True)
-            else:
+            if self._seen is self._status:
                 self._raise_if_late()
 
         if hook:
@@ -168,7 +180,8 @@ class Rounds:
 
     def check(self) -> None:
         """Wait for the device and raise PeerTimeout if a wait was in vain."""
-        self._seen.copy_(self._status)
+        if self._heap.device.type == "cuda":
+            torch.cuda.synchronize(self._heap.device)
         self._raise_if_late()
 
     def reset(self) -> None:

@@ -58,7 +58,7 @@ class Follower:
             "check": lambda _: self._rank.check(message["file"]),
             "play": lambda _: self._rank.play(message["file"]),
             "replay": lambda _: self._graphs[message["graph"]](),
-            "capture": lambda _: self._capture(message["graph"]),
+            "capture": lambda _: self._capture(message["graph"], message["dropped"]),
             "synchronize": lambda _: self._device.synchronize(),
         }
         result = None
@@ -70,8 +70,10 @@ class Follower:
             self._reply({"result": result, "error": self._error})
             self._error = None
 
-    def _capture(self, number: int) -> bool:
+    def _capture(self, number: int, dropped: list[int]) -> bool:
         """Capture what is told next, up to ``captured``; return whether it could be."""
+        for gone in dropped:
+            self._graphs.pop(gone, None)
         told = iter(self._messages.__next__, None)
         waiting = itertools.takewhile(lambda item: item["operation"] != "captured", told)
 

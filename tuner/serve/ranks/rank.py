@@ -17,12 +17,16 @@ from tuner.records import Workload
 from tuner.runtime.check import Case, difference, make_inputs
 from tuner.runtime.moe import Heap, Kernels, LowLatencyBuffer, default_kernels, heap_of
 from tuner.runtime.moe.heap import Allocation
+from tuner.runtime.moe.kernels import WITHOUT_WEIGHTS
 from tuner.runtime.signature import Signature
 from tuner.runtime.triton_module import import_file
 from tuner.serve.problem import CheckedProblem
 
 TIMEOUT_S = 5.0
 """After which a wait for a peer is given up: shorter than what a candidate may take."""
+
+FIRST_TIMEOUT_S = 10.0
+"""The same for the first rounds of a variant, whose binaries are loaded on all ranks."""
 
 ROUNDS = 2
 """Rounds in a call: it begins and ends with the same buffer, in whatever graph it is captured."""
@@ -80,10 +84,11 @@ class Rank:
         path = Path(file)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         module: Any = import_file(path, f"{__name__}.variant_{digest}")
-        pair, default = (module, module), default_kernels()
+        default, combines = default_kernels(), self._kernel == "moe_combine"
+        without_weights = default.combine[WITHOUT_WEIGHTS]
         self._kernels = Kernels(
-            dispatch=pair if self._kernel == "moe_dispatch" else default.dispatch,
-            combine=pair if self._kernel == "moe_combine" else default.combine,
+            dispatch=default.dispatch if combines else (module, module),
+            combine=(module, module, without_weights) if combines else default.combine,
             digest=digest,
             buffering=module.BUFFERING,
         )
@@ -97,7 +102,12 @@ class Rank:
 
         def open_buffer(*shape: int, topk: int) -> LowLatencyBuffer:
             return LowLatencyBuffer(
-                self._heap, *shape, topk=topk, kernels=self._kernels, timeout_s=TIMEOUT_S
+                self._heap,
+                *shape,
+                topk=topk,
+                kernels=self._kernels,
+                timeout_s=TIMEOUT_S,
+                first_timeout_s=FIRST_TIMEOUT_S,
             )
 
         self._plays[file] = self._problem.share(

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class TeamDevice(Device):
         self._device, self._ranks = device, ranks
         self._team: Team | None = None
         self._graphs = itertools.count()
+        self._dropped: list[int] = []
         for name in ("kind", "languages", "limit_names", "measure_s"):
             setattr(self, name, getattr(device, name))
 
@@ -134,6 +136,7 @@ class TeamDevice(Device):
             count: How often to call it.
         """
         team, number = self.team, next(self._graphs)
+        dropped, self._dropped = self._dropped, []
 
         def mine() -> Call | None:
             try:
@@ -141,7 +144,7 @@ class TeamDevice(Device):
             finally:
                 team.tell("captured")
 
-        graph, *others = team.ask("capture", mine, graph=number)
+        graph, *others = team.ask("capture", mine, graph=number, dropped=dropped)
         if graph is None or not all(others):
             return None
 
@@ -149,6 +152,8 @@ class TeamDevice(Device):
             team.tell("replay", graph=number)
             graph()
 
+        # the others' graphs hold gigabytes: they go when this one is gone
+        weakref.finalize(replay, lambda: self._dropped.append(number))
         return replay
 
 

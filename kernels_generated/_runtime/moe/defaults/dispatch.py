@@ -1,8 +1,8 @@
 # moe_dispatch / triton: every rank pushes its tokens' rows into the memory of their experts'
-# ranks, once per expert, and packs by expert what it gets.
-# AWAIT=programs, BUFFERING=double, CONVERSION=integer, COPIES=expert, MESSAGE=apart,
-# RECEIVE_SPLIT=2, RECEIVE_TILE=4096, RECEIVE_WARPS=4, SCAN_TOKENS=64, SEND_PROGRAMS=132,
-# SEND_WARPS=8, SIGNAL=add, SLOTS=scan, STORE=plain
+# ranks, once per rank, and packs by expert what it gets.
+# AWAIT=programs, BUFFERING=double, CONVERSION=integer, COPIES=rank, MESSAGE=apart,
+# RECEIVE_SPLIT=128, RECEIVE_TILE=8192, RECEIVE_WARPS=8, SCAN_TOKENS=128, SEND_PROGRAMS=132,
+# SEND_WARPS=8, SIGNAL=count, SLOTS=scan, STORE=plain
 import torch
 import triton
 import triton.language as tl
@@ -22,36 +22,34 @@ def words(address):
 
 
 @triton.jit
-def is_out(mask_ptr, peer):
-    return tl.load(mask_ptr + peer) != 0
-
-
-@triton.jit
-def await_signal(signal_ptr, peer, status_ptr, max_polls, PHASE: tl.constexpr):
+def await_signal(
+    signal_ptr, wanted, peer, status_ptr, report_ptr, max_polls, PHASE: tl.constexpr
+):
     """Return whether a peer's signal came; what it wrote before is visible then."""
     # after one wait in vain the others of this round are not worth their time
     limit = tl.where(tl.load(status_ptr) == 0, max_polls, 0)
     # one word at a time: a poll of a whole vector would be an atomic addition per lane
     value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
     polls = 0
-    while (value == 0) & (polls < limit):
+    while (value < wanted) & (polls < limit):
         value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
         polls += 1
-    if value == 0:
-        tl.atomic_cas(status_ptr, 0, peer + ((PHASE << RANK_BITS) + 1))
-    return value != 0
+    if value < wanted:
+        late = peer + ((PHASE << RANK_BITS) + 1)
+        if tl.atomic_cas(status_ptr, 0, late) == 0:
+            tl.store(report_ptr, late)
+    return value >= wanted
 
 
 @triton.jit
-def raise_signals(tables, mask_ptr, rank, RANKS: tl.constexpr):
+def raise_signals(tables, rank, late, RANKS: tl.constexpr):
     """Tell every peer that what this program has written, or seen written, is there."""
-    for step in range(RANKS):
-        peer = (rank + step) % RANKS
-        if not is_out(mask_ptr, peer):
-            signal_ptr = words(tl.load(tables + peer)) + rank
+    for step in range(1, RANKS + 1):  # this rank itself comes last
+        address = tl.load(tables + (rank + step) % RANKS)
+        if (address != 0) & (late == 0):
             # the release orders one thread's stores: the barrier makes them those of all threads
             tl.debug_barrier()
-            tl.atomic_add(signal_ptr, 1, sem="release", scope="sys")
+            tl.atomic_add(words(address) + rank, 1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -61,23 +59,14 @@ def lower_signals(address, RANKS: tl.constexpr):
 
 
 @triton.jit
-def is_last(done_ptr):
-    """Return whether the other programs are done; what they wrote is visible then."""
-    tl.debug_barrier()
-    programs = tl.num_programs(0) * tl.num_programs(1)
-    last = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="sys") == programs - 1
-    if last:
-        tl.store(done_ptr, 0)
-    return last
-
-
-@triton.jit
-def has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
-    """Return whether a peer takes part and has sent its rows."""
-    sent = not is_out(mask_ptr, peer)
+def has_sent(signals, status_ptr, report_ptr, rank, peer, max_polls, SENDERS: tl.constexpr):
+    """Return whether a peer takes part and its senders, programs of it, have sent their rows."""
+    signal_ptr = words(tl.load(signals + rank)) + peer
+    sent = tl.load(signals + peer) != 0
     if sent:
-        signal_ptr = words(tl.load(signals + rank)) + peer
-        sent = await_signal(signal_ptr, peer, status_ptr, max_polls, RECEIVE)
+        sent = await_signal(
+            signal_ptr, SENDERS, peer, status_ptr, report_ptr, max_polls, RECEIVE
+        )
     return sent
 
 
@@ -99,43 +88,33 @@ def first_of_each(named, CHOICES: tl.constexpr):
 
 
 @triton.jit
-def slots_of(topk_ptr, token, named, TOPK: tl.constexpr, CHOICES: tl.constexpr):
-    """Return for each of a token's experts [CHOICES] how many tokens before it named it."""
-    slot = tl.zeros([CHOICES], tl.int32)
-    for start in range(0, token, 64):
-        tokens = start + tl.arange(0, 64)[:, None]
-        others = choices_of(topk_ptr, tokens, token, TOPK, CHOICES)  # [tokens, CHOICES]
-        same = (others[None, :, :] == named[:, None, None]).to(tl.int32)
-        slot += tl.sum(tl.max(same, axis=2), axis=1)
-    return slot
-
-
-@triton.jit
-def count_tokens(topk_ptr, expert, T, TOPK: tl.constexpr, CHOICES: tl.constexpr):
-    """Return how many tokens named an expert."""
-    count = 0
-    for start in range(0, T, 64):
-        tokens = start + tl.arange(0, 64)[:, None]
-        named = choices_of(topk_ptr, tokens, T, TOPK, CHOICES) == expert
-        count += tl.sum(tl.max(named.to(tl.int32), axis=1), axis=0)
+def count_names(topk_ptr, experts, tokens, TOPK: tl.constexpr, CHOICES: tl.constexpr):
+    """Return how many of the first tokens name each of some experts [experts]."""
+    count = tl.zeros(experts.shape, tl.int32)
+    for start in range(0, tokens, 128):
+        some = start + tl.arange(0, 128)[:, None]
+        named = choices_of(topk_ptr, some, tokens, TOPK, CHOICES)  # [tokens, CHOICES]
+        same = (named[None, :, :] == experts[:, None, None]).to(tl.int32)
+        count += tl.sum(tl.max(same, axis=2), axis=1)
     return count
 
 
 @triton.jit
-def send_count(
+def send_counts(
     count,
-    expert,
+    experts,  # [experts]
     buffers,
-    mask_ptr,
+    late,
     rank,
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,
     COUNTS: tl.constexpr,
 ):
-    peer = expert // LOCAL
-    if not is_out(mask_ptr, peer):
-        counts_ptr = words(tl.load(buffers + peer) + COUNTS)
-        tl.store(counts_ptr + expert % LOCAL * RANKS + rank, count)
+    """Tell the ranks of some experts how many rows there are for each."""
+    exists = experts < RANKS * LOCAL
+    address = tl.load(buffers + experts // LOCAL, mask=exists, other=0)
+    counts_ptr = words(address + COUNTS) + experts % LOCAL * RANKS + rank
+    tl.store(counts_ptr, count, mask=exists & (address != 0) & (late == 0))
 
 
 @triton.jit
@@ -178,18 +157,20 @@ def store_row(
 
 @triton.jit(do_not_specialize=["rank", "max_polls", "T"])
 def send_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     x_ptr,  # [T, GROUPS * 128]
     topk_ptr,  # [T, TOPK]
+    weights_ptr,  # [T, TOPK] fp32, if WEIGHTED
     slots_ptr,  # [T, TOPK] int32
+    places_ptr,  # [RANKS, MAX_TOKENS, TOPK] int32, if WEIGHTED: what this rank will have received
     T,
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,  # experts per rank
@@ -200,9 +181,11 @@ def send_kernel(
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
     FP8: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # whether choices have weights
+    COUNTED: tl.constexpr,  # experts whose rows a program counts
     COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
     TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
-    META: tl.constexpr,  # [TOPK] int32: a row's place at its source
+    META: tl.constexpr,  # [3, TOPK] int32: a row's experts here, its slots with them, its weights
     META_STRIDE: tl.constexpr,
     PAYLOAD: tl.constexpr,
     PAYLOAD_STRIDE: tl.constexpr,
@@ -211,23 +194,26 @@ def send_kernel(
 ):
     """Push rows; the last program signals the peers."""
     program = tl.program_id(0)
-    if tl.load(status_ptr) != 0:
-        return  # a peer that is behind may still read what this would overwrite
-    if program == 0:
-        # peers signal into this only after they have this round's signal, which comes later
-        lower_signals(tl.load(next_signals + rank), RANKS)
-
+    # where a peer is behind nothing is written: it may still read what that would overwrite
+    late = tl.load(status_ptr)
     choice = tl.arange(0, CHOICES)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
     channel = tl.arange(0, 128)[None, :]
     for token in range(program, T, tl.num_programs(0)):
+        # asked for first, for it is under way for longest
+        x_row = x_ptr + tl.cast(token, tl.int64) * (GROUPS * 128)
+        row = tl.load(x_row + group * 128 + channel, mask=group < GROUPS, other=0.0)
         pair = token * TOPK + choice
         named = tl.load(topk_ptr + pair, mask=choice < TOPK, other=-1).to(tl.int32)
         expert = first_of_each(named, CHOICES)
-        slot = slots_of(topk_ptr, token, named, TOPK, CHOICES)
+        slot = count_names(topk_ptr, named, token, TOPK, CHOICES)
         tl.store(slots_ptr + pair, slot, mask=(choice < TOPK) & (named >= 0))
-        x_row = x_ptr + tl.cast(token, tl.int64) * (GROUPS * 128)
-        row = tl.load(x_row + group * 128 + channel, mask=group < GROUPS, other=0.0)
+        bits = tl.zeros([CHOICES], tl.int32)
+        if WEIGHTED:
+            weight = tl.load(weights_ptr + pair, mask=choice < TOPK, other=0.0)
+            same = named[:, None] == named[None, :]  # who is named twice has both weights
+            weight = tl.sum(tl.where(same, weight[None, :], 0.0), axis=1)
+            bits = weight.to(tl.int32, bitcast=True)
         scale = tl.full([BLOCK_GROUPS, 1], 1.0, tl.float32)
         if FP8:
             values = row.to(tl.float32)
@@ -235,61 +221,74 @@ def send_kernel(
             scale = largest * (1.0 / 448.0)
             values = values * tl.div_rn(tl.full(largest.shape, 448.0, tl.float32), largest)
             row = e4m3(tl.minimum(tl.maximum(values, -448.0), 448.0))
-        for k in range(TOPK):
-            target = tl.sum(tl.where(choice == k, expert, 0), axis=0)
-            peer = tl.maximum(target, 0) // LOCAL
-            if (target >= 0) & (not is_out(mask_ptr, peer)):
-                buffer = tl.load(buffers + peer)
-                place = tl.sum(tl.where(choice == k, slot, 0), axis=0)
-                message = tl.cast((target % LOCAL * RANKS + rank) * MAX_TOKENS + place, tl.int64)
-                tl.store(words(buffer + META + message * META_STRIDE), token * TOPK + k)
-                store_row(
-                    buffer + PAYLOAD + message * PAYLOAD_STRIDE,
-                    buffer + SCALES + message * SCALES_STRIDE,
-                    *(row, scale, GROUPS, FP8),
-                )
-    for expert_number in range(program, RANKS * LOCAL, tl.num_programs(0)):
-        count = count_tokens(topk_ptr, expert_number, T, TOPK, CHOICES)
-        send_count(count, expert_number, buffers, mask_ptr, rank, RANKS, LOCAL, COUNTS)
-    if is_last(done_ptr):
-        raise_signals(signals, mask_ptr, rank, RANKS)
+        for step in range(1, RANKS + 1):  # this rank itself comes last
+            peer = (rank + step) % RANKS
+            buffer = tl.load(buffers + peer)
+            if (buffer != 0) & (late == 0):
+                message = tl.cast(rank * MAX_TOKENS + token, tl.int64)
+                here = (expert >= 0) & (expert // LOCAL == peer)
+                if tl.max(here.to(tl.int32), axis=0) > 0:
+                    store_row(
+                        buffer + PAYLOAD + message * PAYLOAD_STRIDE,
+                        buffer + SCALES + message * SCALES_STRIDE,
+                        *(row, scale, GROUPS, FP8),
+                    )
+                meta_ptr = words(buffer + META + message * META_STRIDE)
+                local = tl.where(here, expert % LOCAL, -1)
+                tl.store(meta_ptr + choice, local, mask=choice < TOPK)
+                tl.store(meta_ptr + TOPK + choice, slot, mask=choice < TOPK)
+                if WEIGHTED:
+                    tl.store(meta_ptr + 2 * TOPK + choice, bits, mask=choice < TOPK)
+    # counted while the rows are under way
+    experts = program + tl.arange(0, COUNTED) * tl.num_programs(0)
+    count = count_names(topk_ptr, experts, T, TOPK, CHOICES)
+    send_counts(count, experts, buffers, late, rank, RANKS, LOCAL, COUNTS)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        for peer in range(RANKS):
+            buffer = tl.load(buffers + peer)
+            if (buffer != 0) & (late == 0):
+                tl.store(words(buffer + TOKENS) + rank, T)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        # peers signal into this only after they have this round's signal, which comes later
+        lower_signals(tl.load(next_signals + rank), RANKS)
+    raise_signals(signals, rank, late, RANKS)
 
 
 @triton.jit
-def copy_row(
-    payload,
-    scales,
-    to_row_ptr,  # [GROUPS * 128]
-    to_scale_ptr,  # [GROUPS] fp32
+def pointer_to_row(address, FP8: tl.constexpr):
+    """Return the pointer to a row at an address in this rank's memory."""
+    element: tl.constexpr = tl.uint8 if FP8 else tl.bfloat16
+    return tl.multiple_of(address.to(tl.pointer_type(element)), 16)
+
+
+@triton.jit
+def copy_scales(
+    address,
+    to_ptr,  # [rows], pointers to the first scale of each
+    mask,  # [rows]
     group_stride,
     GROUPS: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
-    FP8: tl.constexpr,
 ):
-    """Copy a row from addresses in this rank's memory to its place among the packed rows."""
-    HIDDEN: tl.constexpr = GROUPS * 128
-    if FP8:
-        group = tl.arange(0, BLOCK_GROUPS)
-        scale = tl.load(scales.to(tl.pointer_type(tl.float32)) + group, mask=group < GROUPS)
-        tl.store(to_scale_ptr + group * group_stride, scale, mask=group < GROUPS)
-        payload_ptr = payload.to(tl.pointer_type(tl.uint8))
-    else:
-        payload_ptr = payload.to(tl.pointer_type(tl.bfloat16))
-    for start in range(0, HIDDEN, 4096):
-        channel = start + tl.arange(0, 4096)
-        values = tl.load(tl.multiple_of(payload_ptr, 16) + channel, mask=channel < HIDDEN)
-        tl.store(to_row_ptr + channel, values, mask=channel < HIDDEN)
+    """Copy a row's scales from an address in this rank's memory to some packed rows."""
+    group = tl.arange(0, BLOCK_GROUPS)[:, None]
+    from_ptr = address.to(tl.pointer_type(tl.float32)) + group
+    scale = tl.load(from_ptr, mask=group < GROUPS)  # [BLOCK_GROUPS, 1]
+    to_ptr = to_ptr[None, :] + group * group_stride
+    tl.store(to_ptr, scale, mask=(group < GROUPS) & mask[None, :])
 
 
-@triton.jit(do_not_specialize=["rank", "max_polls"])
+@triton.jit(
+    do_not_specialize=["rank", "max_polls", "expert_stride", "row_stride", "group_stride"]
+)
 def receive_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     rows_ptr,  # [LOCAL, RANKS * MAX_TOKENS, GROUPS * 128]
@@ -302,6 +301,9 @@ def receive_kernel(
     stats_ptr,  # [LOCAL] int32
     totals_ptr,  # [LOCAL] int32: stats and the rows of this round
     counts_ptr,  # [LOCAL] int32
+    places_ptr,  # [RANKS, MAX_TOKENS, TOPK] int32, if WEIGHTED: the row for a choice, or -1
+    weights_ptr,  # [RANKS, MAX_TOKENS, TOPK] fp32, if WEIGHTED
+    tokens_ptr,  # [RANKS] int32, if WEIGHTED: the tokens of each rank
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,  # experts per rank
     MAX_TOKENS: tl.constexpr,
@@ -311,9 +313,11 @@ def receive_kernel(
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
     FP8: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # whether choices have weights
+    COUNTED: tl.constexpr,  # experts whose rows a program counts
     COUNTS: tl.constexpr,  # where [LOCAL, RANKS] int32 begin: the rows per expert and source
     TOKENS: tl.constexpr,  # [RANKS] int32: the tokens per source
-    META: tl.constexpr,  # [TOPK] int32: a row's place at its source
+    META: tl.constexpr,  # [3, TOPK] int32: a row's experts here, its slots with them, its weights
     META_STRIDE: tl.constexpr,
     PAYLOAD: tl.constexpr,
     PAYLOAD_STRIDE: tl.constexpr,
@@ -321,34 +325,69 @@ def receive_kernel(
     SCALES_STRIDE: tl.constexpr,
 ):
     """Pack the rows of each expert, those of rank 0 first."""
+    HIDDEN: tl.constexpr = GROUPS * 128
+    TILES: tl.constexpr = (HIDDEN + 8191) // 8192
     lane = tl.program_id(1)
     buffer = tl.load(buffers + rank)
     arrived_ptr = words(buffer + COUNTS)
-    expert = tl.program_id(0)
-    begin = 0
-    for peer in range(RANKS):
-        count = 0
-        if has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
-            count = tl.load(arrived_ptr + expert * RANKS + peer)
-        if lane == 0:
-            packed = (tl.cast(begin, tl.int64) << 32) | tl.cast(count, tl.int64)
-            tl.store(ranges_ptr + expert * RANKS + peer, packed)
-        for slot in range(lane, count, 2):
-            message = tl.cast((expert * RANKS + peer) * MAX_TOKENS + slot, tl.int64)
-            row = tl.cast(expert * (RANKS * MAX_TOKENS) + begin + slot, tl.int64)
-            scale_row = tl.cast(expert, tl.int64) * expert_stride + (begin + slot) * row_stride
-            tl.store(source_ptr + row, tl.load(words(buffer + META + message * META_STRIDE)))
-            copy_row(
-                buffer + PAYLOAD + message * PAYLOAD_STRIDE,
-                buffer + SCALES + message * SCALES_STRIDE,
-                rows_ptr + row * (GROUPS * 128),
-                scales_ptr + scale_row,
-                *(group_stride, GROUPS, BLOCK_GROUPS, FP8),
-            )
-        begin += count
-    if lane == 0:
-        tl.store(counts_ptr + expert, begin)
-        tl.store(totals_ptr + expert, tl.load(stats_ptr + expert) + begin)
+    peer = tl.program_id(0)
+    sent = peer < 0
+    for earlier in range(peer + 1):  # the ranks whose rows come before the peer's, and the peer
+        sent = has_sent(
+            *(signals, status_ptr, report_ptr, rank, earlier, max_polls, 132)
+        )
+    complete = tl.load(status_ptr) == 0  # else what is here may be of another round
+    tokens = tl.load(words(buffer + TOKENS) + peer, mask=sent & complete, other=0)
+    choice = tl.arange(0, CHOICES)
+    for item in range(lane, tokens * TILES, 128):
+        token = item // TILES
+        message = tl.cast(peer * MAX_TOKENS + token, tl.int64)
+        channel = item % TILES * 8192 + tl.arange(0, 8192)
+        from_ptr = pointer_to_row(buffer + PAYLOAD + message * PAYLOAD_STRIDE, FP8)
+        values = tl.load(from_ptr + channel, mask=channel < HIDDEN)
+        meta_ptr = words(buffer + META + message * META_STRIDE)
+        expert = tl.load(meta_ptr + choice, mask=choice < TOPK, other=-1)
+        place = tl.load(meta_ptr + TOPK + choice, mask=choice < TOPK, other=0)
+        for other in tl.static_range(RANKS - 1):
+            before = (other < peer) & (tl.load(signals + other) != 0)
+            count_ptr = arrived_ptr + expert * RANKS + other
+            place += tl.load(count_ptr, mask=before & (expert >= 0), other=0)
+        row = tl.where(expert >= 0, expert * (RANKS * MAX_TOKENS) + place, -1)
+        for k in tl.static_range(TOPK):
+            to_row = tl.cast(tl.max(tl.where(choice == k, row, -1), axis=0), tl.int64)
+            to_ptr = rows_ptr + to_row * HIDDEN + channel
+            tl.store(to_ptr, values, mask=(to_row >= 0) & (channel < HIDDEN))
+        if item % TILES == 0:
+            tl.store(source_ptr + row, token * TOPK + choice, mask=row >= 0)
+            if WEIGHTED:
+                pair = (peer * MAX_TOKENS + token) * TOPK + choice
+                tl.store(places_ptr + pair, row, mask=choice < TOPK)
+                bits = tl.load(meta_ptr + 2 * TOPK + choice, mask=choice < TOPK)
+                tl.store(weights_ptr + pair, bits.to(tl.float32, bitcast=True), mask=row >= 0)
+            if FP8:
+                scale_row = tl.cast(expert, tl.int64) * expert_stride + place * row_stride
+                copy_scales(
+                    buffer + SCALES + message * SCALES_STRIDE,
+                    *(scales_ptr + scale_row, row >= 0, group_stride, GROUPS, BLOCK_GROUPS),
+                )
+    if lane == 127:
+        if WEIGHTED:
+            tl.store(tokens_ptr + peer, tokens)
+        local = tl.arange(0, BLOCK_LOCAL)
+        begin = tl.zeros([BLOCK_LOCAL], tl.int32)  # rows of the ranks before the peer
+        count = tl.zeros([BLOCK_LOCAL], tl.int32)
+        for earlier in range(peer + 1):
+            begin += count
+            came = complete & (tl.load(signals + earlier) != 0)
+            count_ptr = arrived_ptr + local * RANKS + earlier
+            count = tl.load(count_ptr, mask=came & (local < LOCAL), other=0)
+        packed = (tl.cast(begin, tl.int64) << 32) | tl.cast(count, tl.int64)
+        tl.store(ranges_ptr + local * RANKS + peer, packed, mask=local < LOCAL)
+        if peer == RANKS - 1:
+            total = begin + count
+            stats = tl.load(stats_ptr + local, mask=local < LOCAL, other=0)
+            tl.store(counts_ptr + local, total, mask=local < LOCAL)
+            tl.store(totals_ptr + local, stats + total, mask=local < LOCAL)
 
 
 def layout(
@@ -365,7 +404,7 @@ def layout(
         fp8: Whether rows travel as e4m3 with a scale for 128 channels.
     """
     local, groups = experts // ranks, hidden // 128
-    messages, meta = local * ranks * max_tokens, 16
+    messages, meta = ranks * max_tokens, aligned(12 * topk, 16)
     payload, scales = (hidden, aligned(4 * groups, 16)) if fp8 else (2 * hidden, 0)
     tokens = aligned(4 * local * ranks, 128)
     start = tokens + aligned(4 * ranks, 128)
@@ -382,6 +421,7 @@ def layout(
         **{"BLOCK_GROUPS": triton.next_power_of_2(groups), "TOPK": topk},
         **{"BLOCK_LOCAL": triton.next_power_of_2(local)},
         **{"CHOICES": triton.next_power_of_2(topk), "FP8": fp8, "COUNTS": 0, "TOKENS": tokens},
+        **{"WEIGHTED": True, "COUNTED": triton.next_power_of_2(-(-experts // 132))},
     }
     return constants | places, aligned(size, 128)
 
@@ -393,13 +433,22 @@ def aligned(size: int, unit: int) -> int:
 def send(
     place: tuple,
     x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    slots: torch.Tensor,
+    choices: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    places: torch.Tensor,
     constants: dict[str, int],
 ) -> None:
-    """Send the rows of x [T, hidden] to the experts topk_idx [T, topk]; write slots [T, topk]."""
+    """Send rows to experts.
+
+    Args:
+        place: The rank's place in the round.
+        x: [T, hidden].
+        choices: Experts, their weights, which count if WEIGHTED, and slots to write: [T, topk].
+        places: [ranks, max_tokens, topk] of this rank, which counts if WEIGHTED.
+        constants: What `layout` returned.
+    """
+    topk_idx, weights, slots = choices
     tokens = x.shape[0]
-    arguments = (*place, x, topk_idx, slots, tokens)
+    arguments = (*place, x, topk_idx, weights, slots, places, tokens)
     send_kernel[(132,)](*arguments, **constants, num_warps=8)
 
 
@@ -412,14 +461,14 @@ def receive(
         place: The rank's place in the round.
         rows: [local, ranks * max_tokens, hidden], bytes if they are e4m3.
         scales: [local, ranks * max_tokens, groups] of any strides.
-        others: source, ranges, stats, totals and counts.
+        others: source, ranges, stats, totals, counts, places, weights and tokens.
         constants: What `layout` returned.
     """
-    grid = (constants["LOCAL"], 2)
+    grid = (constants["RANKS"], 128)
     receive_kernel[grid](
         *(*place, rows, scales, *scales.stride(), *others),
         **constants,
-        num_warps=4,
+        num_warps=8,
     )
 
 
@@ -439,17 +488,18 @@ def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.
     # computed where it is used: a copy from the host could not be captured in a graph
     base = torch.arange(ranks, dtype=torch.int64, device=device) * stride + memory.data_ptr()
     tables = [base + part * signal_bytes for part in range(4)]
-    words = torch.zeros((ranks, 4), dtype=torch.int32, device=device)
-    mask = torch.zeros(ranks, dtype=torch.int32, device=device)
-    places = [
-        (*tables, mask, words[rank, :2], words[rank, 2:], rank, 1000) for rank in range(ranks)
-    ]
+    words = torch.zeros((ranks, 8), dtype=torch.int32, device=device)  # done, status: aligned
+    places = []
+    for rank in range(ranks):
+        done, status = words[rank, :2], words[rank, 4:5]
+        places.append((*tables, done, status, status, rank, 1000))
     return memory, places
 
 
 def moe_dispatch(
     x: torch.Tensor,
     topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
     stats: torch.Tensor,
     rows: torch.Tensor,
     rows_fp8: torch.Tensor,
@@ -459,6 +509,9 @@ def moe_dispatch(
     totals: torch.Tensor,
     counts: torch.Tensor,
     slots: torch.Tensor,
+    places: torch.Tensor,
+    weights: torch.Tensor,
+    tokens: torch.Tensor,
     *,
     fp8: bool,
 ) -> None:
@@ -466,15 +519,17 @@ def moe_dispatch(
 
     x is [ranks, tokens, groups, 128], topk_idx [ranks, tokens, topk], stats [experts].
     """
-    ranks, tokens, groups, _ = x.shape
+    ranks, max_tokens, groups, _ = x.shape
     topk, experts = topk_idx.shape[2], stats.shape[0]
-    constants, size = layout(ranks, experts, tokens, hidden=groups * 128, topk=topk, fp8=fp8)
+    constants, size = layout(ranks, experts, max_tokens, hidden=groups * 128, topk=topk, fp8=fp8)
     # the memory is held until all is launched
-    _memory, places = simulated_ranks(ranks, size, x.device)
-    for rank, place in enumerate(places):
-        send(place, x[rank].flatten(1), topk_idx[rank], slots[rank], constants)
+    _memory, ranks_places = simulated_ranks(ranks, size, x.device)
+    for rank, place in enumerate(ranks_places):
+        choices = (topk_idx[rank], topk_weights[rank], slots[rank])
+        send(place, x[rank].flatten(1), choices, places[rank], constants)
     chosen = rows_fp8.view(torch.uint8) if fp8 else rows
     packed = (chosen, scales.flatten(1, 2), source, ranges, stats, totals, counts)
-    for rank, place in enumerate(places):
+    for rank, place in enumerate(ranks_places):
         mine = slice(rank * constants["LOCAL"], (rank + 1) * constants["LOCAL"])
-        receive(place, *(tensor[mine] for tensor in packed), **constants)
+        arrived = (places[rank], weights[rank], tokens[rank])
+        receive(place, *(tensor[mine] for tensor in packed), *arrived, **constants)

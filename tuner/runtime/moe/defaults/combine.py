@@ -1,14 +1,14 @@
-# moe_combine / triton: the experts' ranks push rows into the memory of the tokens' ranks, which
-# add them up with their weights.
-# AWAIT=programs, BUFFERING=double, COPY=push, RECEIVE_PROGRAMS=132, RECEIVE_TILE=1024,
-# RECEIVE_WARPS=4, SEND_SPLIT=2, SEND_TILE=4096, SEND_WARPS=4, SIGNAL=add, STORE=plain,
+# moe_combine / triton: the experts' ranks add up their rows of a token with their weights and
+# push the sums into the memory of its rank, which adds those up.
+# AWAIT=programs, BUFFERING=double, COPY=reduce, RECEIVE_PROGRAMS=528, RECEIVE_TILE=1024,
+# RECEIVE_WARPS=4, SEND_SPLIT=4, SEND_TILE=1024, SEND_WARPS=4, SIGNAL=count, STORE=plain,
 # UNROLL=true
 import torch
 import triton
 import triton.language as tl
 
 BUFFERING = "double"
-COPY = "push"
+COPY = "reduce"
 
 
 SEND = tl.constexpr(1)  # phases, as the status names them
@@ -23,36 +23,34 @@ def words(address):
 
 
 @triton.jit
-def is_out(mask_ptr, peer):
-    return tl.load(mask_ptr + peer) != 0
-
-
-@triton.jit
-def await_signal(signal_ptr, peer, status_ptr, max_polls, PHASE: tl.constexpr):
+def await_signal(
+    signal_ptr, wanted, peer, status_ptr, report_ptr, max_polls, PHASE: tl.constexpr
+):
     """Return whether a peer's signal came; what it wrote before is visible then."""
     # after one wait in vain the others of this round are not worth their time
     limit = tl.where(tl.load(status_ptr) == 0, max_polls, 0)
     # one word at a time: a poll of a whole vector would be an atomic addition per lane
     value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
     polls = 0
-    while (value == 0) & (polls < limit):
+    while (value < wanted) & (polls < limit):
         value = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
         polls += 1
-    if value == 0:
-        tl.atomic_cas(status_ptr, 0, peer + ((PHASE << RANK_BITS) + 1))
-    return value != 0
+    if value < wanted:
+        late = peer + ((PHASE << RANK_BITS) + 1)
+        if tl.atomic_cas(status_ptr, 0, late) == 0:
+            tl.store(report_ptr, late)
+    return value >= wanted
 
 
 @triton.jit
-def raise_signals(tables, mask_ptr, rank, RANKS: tl.constexpr):
+def raise_signals(tables, rank, late, RANKS: tl.constexpr):
     """Tell every peer that what this program has written, or seen written, is there."""
-    for step in range(RANKS):
-        peer = (rank + step) % RANKS
-        if not is_out(mask_ptr, peer):
-            signal_ptr = words(tl.load(tables + peer)) + rank
+    for step in range(1, RANKS + 1):  # this rank itself comes last
+        address = tl.load(tables + (rank + step) % RANKS)
+        if (address != 0) & (late == 0):
             # the release orders one thread's stores: the barrier makes them those of all threads
             tl.debug_barrier()
-            tl.atomic_add(signal_ptr, 1, sem="release", scope="sys")
+            tl.atomic_add(words(address) + rank, 1, sem="release", scope="sys")
 
 
 @triton.jit
@@ -62,66 +60,39 @@ def lower_signals(address, RANKS: tl.constexpr):
 
 
 @triton.jit
-def is_last(done_ptr):
-    """Return whether the other programs are done; what they wrote is visible then."""
-    tl.debug_barrier()
-    programs = tl.num_programs(0) * tl.num_programs(1)
-    last = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="sys") == programs - 1
-    if last:
-        tl.store(done_ptr, 0)
-    return last
-
-
-@triton.jit
-def has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls):
-    """Return whether a peer takes part and has sent its rows."""
-    sent = not is_out(mask_ptr, peer)
+def has_sent(signals, status_ptr, report_ptr, rank, peer, max_polls, SENDERS: tl.constexpr):
+    """Return whether a peer takes part and its senders, programs of it, have sent their rows."""
+    signal_ptr = words(tl.load(signals + rank)) + peer
+    sent = tl.load(signals + peer) != 0
     if sent:
-        signal_ptr = words(tl.load(signals + rank)) + peer
-        sent = await_signal(signal_ptr, peer, status_ptr, max_polls, RECEIVE)
+        sent = await_signal(
+            signal_ptr, SENDERS, peer, status_ptr, report_ptr, max_polls, RECEIVE
+        )
     return sent
 
 
 @triton.jit
-def pointer_to_row(address, row, HIDDEN: tl.constexpr):
-    """Return the pointer to a row of bfloat16 in some rank's memory."""
-    address += tl.cast(row, tl.int64) * (2 * HIDDEN)
-    return tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
-
-
-@triton.jit
-def copy_row(from_ptr, to_ptr, HIDDEN: tl.constexpr):
-    for start in range(0, HIDDEN, 4096):
-        channel = start + tl.arange(0, 4096)
-        values = tl.load(from_ptr + channel, mask=channel < HIDDEN)
-        tl.store(
-            to_ptr + channel,
-            values,
-            mask=channel < HIDDEN,
-        )
-
-
-@triton.jit
-def range_of(ranges_ptr, expert, peer, RANKS: tl.constexpr):
-    """Return the first row and the number of rows that an expert got from a peer."""
-    packed = tl.load(ranges_ptr + expert * RANKS + peer)
-    return (packed >> 32).to(tl.int32), packed.to(tl.int32)
+def pointer_to_sum(address, rank, token, MAX_TOKENS: tl.constexpr, HIDDEN: tl.constexpr):
+    """Return the pointer to the sum over a rank's experts, given where all sums begin."""
+    address += tl.cast(rank * MAX_TOKENS + token, tl.int64) * (4 * HIDDEN)
+    return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
 
 
 @triton.jit(do_not_specialize=["rank", "max_polls"])
 def send_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     x_ptr,  # [LOCAL, RANKS * MAX_TOKENS, HIDDEN]
-    source_ptr,  # [LOCAL, RANKS * MAX_TOKENS] int32: token * TOPK + choice at the source
-    ranges_ptr,  # [LOCAL, RANKS] int64: rows and, 32 bits higher, the first row
+    places_ptr,  # [RANKS, MAX_TOKENS, TOPK] int32: the row for a choice, or -1
+    weights_ptr,  # [RANKS, MAX_TOKENS, TOPK] fp32
+    tokens_ptr,  # [RANKS] int32: the tokens of each rank
     RANKS: tl.constexpr,
     LOCAL: tl.constexpr,  # experts per rank
     BLOCK_LOCAL: tl.constexpr,
@@ -129,40 +100,53 @@ def send_kernel(
     HIDDEN: tl.constexpr,
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
-    ROWS: tl.constexpr,  # where [MAX_TOKENS, TOPK, HIDDEN] begin: what the experts send
+    SUMS: tl.constexpr,  # where [RANKS, MAX_TOKENS, HIDDEN] fp32 begin: what the ranks send
 ):
-    """Push each row to the rank of its token; the last program signals the peers."""
+    """Push the sum of each token's rows here to its rank; then signal the peers."""
     expert = tl.program_id(0)
     lane = tl.program_id(1)
-    if tl.load(status_ptr) != 0:
-        return  # a peer that is behind may still read what this would overwrite
-    if (expert == 0) & (lane == 0):
+    # where a peer is behind nothing is written: it may still read what that would overwrite
+    late = tl.load(status_ptr)
+    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
+    for step in range(1, RANKS + 1):  # this rank itself comes last
+        peer = (rank + step) % RANKS
+        tokens = tl.load(tokens_ptr + peer)
+        buffer = tl.load(buffers + peer)
+        items = tl.where((buffer != 0) & (late == 0), tokens * TILES, 0)
+        for item in range(expert * 4 + lane, items, LOCAL * 4):
+            token = item // TILES
+            channel = item % TILES * 1024 + tl.arange(0, 1024)
+            total = tl.zeros([1024], tl.float32)
+            last_row = -1
+            for k in tl.static_range(TOPK):
+                pair = (peer * MAX_TOKENS + token) * TOPK + k
+                row = tl.load(places_ptr + pair)
+                weight = tl.load(weights_ptr + pair, mask=row >= 0, other=0.0)
+                from_ptr = x_ptr + tl.cast(row, tl.int64) * HIDDEN
+                mask = (row >= 0) & (channel < HIDDEN)
+                total += weight * tl.load(from_ptr + channel, mask=mask, other=0.0).to(tl.float32)
+                last_row = tl.maximum(last_row, row)
+            to_ptr = pointer_to_sum(buffer + SUMS, rank, token, MAX_TOKENS, HIDDEN)
+            tl.store(
+                to_ptr + channel,
+                total,
+                mask=(last_row >= 0) & (channel < HIDDEN),
+            )
+    if (expert == LOCAL - 1) & (lane == 3):
         # peers signal into this only after they have this round's signal, which comes later
         lower_signals(tl.load(next_signals + rank), RANKS)
-
-    for step in range(RANKS):
-        peer = (rank + step) % RANKS
-        begin, count = range_of(ranges_ptr, expert, peer, RANKS)
-        if not is_out(mask_ptr, peer):
-            place = tl.load(buffers + peer) + ROWS
-            for number in range(lane, count, 2):
-                row = expert * (RANKS * MAX_TOKENS) + begin + number
-                from_ptr = x_ptr + tl.cast(row, tl.int64) * HIDDEN
-                to_ptr = pointer_to_row(place, tl.load(source_ptr + row), HIDDEN)
-                copy_row(from_ptr, to_ptr, HIDDEN)
-    if is_last(done_ptr):
-        raise_signals(signals, mask_ptr, rank, RANKS)
+    raise_signals(signals, rank, late, RANKS)
 
 
 @triton.jit(do_not_specialize=["rank", "max_polls", "T"])
 def receive_kernel(
-    signals,  # [RANKS] int64: address of each rank's signals of this round
+    signals,  # [RANKS] int64: address of each rank's signals of this round; 0: it is left out
     next_signals,  # [RANKS] int64: of the next round
     acknowledgements,  # [RANKS] int64
-    buffers,  # [RANKS] int64: address of each rank's buffer of this round
-    mask_ptr,  # [RANKS] int32: not zero for a rank that is left out
+    buffers,  # [RANKS] int64: address of each rank's buffer of this round; 0: it is left out
     done_ptr,  # [2] int32: programs that are done with a phase
     status_ptr,  # [1] int32: phase and rank of the first wait that was in vain
+    report_ptr,  # [1] int32: the same in memory that the host reads
     rank,
     max_polls,
     y_ptr,  # [T, HIDDEN]
@@ -178,31 +162,28 @@ def receive_kernel(
     HIDDEN: tl.constexpr,
     TOPK: tl.constexpr,
     CHOICES: tl.constexpr,
-    ROWS: tl.constexpr,  # where [MAX_TOKENS, TOPK, HIDDEN] begin: what the experts send
+    SUMS: tl.constexpr,  # where [RANKS, MAX_TOKENS, HIDDEN] fp32 begin: what the ranks send
 ):
-    """Add up each token's rows in the order of its choices."""
-    for peer in range(RANKS):
-        has_sent(signals, mask_ptr, status_ptr, rank, peer, max_polls)
+    """Add up each token's sums in the order of the ranks."""
+    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
+    program = tl.program_id(0)
+    if (program == 0) | (program < T * TILES):  # a round ends when all peers were heard
+        for source in range(RANKS):
+            has_sent(signals, status_ptr, report_ptr, rank, source, max_polls, LOCAL * 4)
     complete = tl.load(status_ptr) == 0  # else what is here may be of another round
     mine = tl.load(buffers + rank)
-    TILES: tl.constexpr = (HIDDEN + 1023) // 1024
     choice = tl.arange(0, CHOICES)
-    for item in range(tl.program_id(0), T * TILES, tl.num_programs(0)):
+    for item in range(program, T * TILES, tl.num_programs(0)):
         token = item // TILES
         channel = item % TILES * 1024 + tl.arange(0, 1024)
         total = tl.zeros([1024], tl.float32)
-        named = tl.load(topk_ptr + token * TOPK + choice, mask=choice < TOPK, other=-1)
-        for k in tl.static_range(TOPK):
-            pair = token * TOPK + k
-            expert = tl.load(topk_ptr + pair).to(tl.int32)
-            peer = tl.maximum(expert, 0) // LOCAL
-            there = complete & (expert >= 0) & (not is_out(mask_ptr, peer))
-            # an expert that is named twice sends one row, for the first of its names
-            first = tl.min(tl.where(named == expert, choice, CHOICES), axis=0)
-            from_ptr = pointer_to_row(mine + ROWS, token * TOPK + first, HIDDEN)
-            values = tl.load(from_ptr + channel, mask=there & (channel < HIDDEN), other=0.0)
-            weight = tl.load(weights_ptr + pair, mask=there, other=0.0)
-            total += weight * values.to(tl.float32)
+        pairs = token * TOPK + choice
+        named = tl.load(topk_ptr + pairs, mask=choice < TOPK, other=-1).to(tl.int32)
+        for peer in tl.static_range(RANKS):
+            is_named = tl.max(((named >= 0) & (named // LOCAL == peer)).to(tl.int32), axis=0) > 0
+            there = complete & is_named & (tl.load(buffers + peer) != 0)
+            from_ptr = pointer_to_sum(mine + SUMS, peer, token, MAX_TOKENS, HIDDEN)
+            total += tl.load(from_ptr + channel, mask=there & (channel < HIDDEN), other=0.0)
         y_row = y_ptr + tl.cast(token, tl.int64) * HIDDEN
         tl.store(y_row + channel, total.to(tl.bfloat16), mask=channel < HIDDEN)
 
@@ -220,8 +201,8 @@ def layout(
         topk: Experts that a token names.
     """
     local = experts // ranks
-    places = {"ROWS": 0}
-    view = 2 * max_tokens * topk * hidden
+    places = {"SUMS": 0}
+    view = 4 * ranks * max_tokens * hidden
     constants = {
         **{"RANKS": ranks, "LOCAL": local, "BLOCK_LOCAL": triton.next_power_of_2(local)},
         **{"MAX_TOKENS": max_tokens, "HIDDEN": hidden},
@@ -236,6 +217,7 @@ def send(
     source: torch.Tensor,
     ranges: torch.Tensor,
     views: torch.Tensor,
+    arrived: tuple,
     **constants: int,
 ) -> None:
     """Send the experts' rows back, or say that they can be fetched.
@@ -246,17 +228,18 @@ def send(
         source: [local, ranks * max_tokens], as dispatch returned it.
         ranges: [local, ranks], as dispatch returned it.
         views: [ranks] addresses of the views.
+        arrived: places, weights and tokens, as dispatch returned them.
         constants: What `layout` returned.
     """
-    del views
-    grid = (constants["LOCAL"], 2)
-    send_kernel[grid](*place, x, source, ranges, **constants, num_warps=4)
+    del source, ranges, views
+    grid = (constants["LOCAL"], 4)
+    send_kernel[grid](*place, x, *arrived, **constants, num_warps=4)
 
 
 def receive(place: tuple, y: torch.Tensor, *others: torch.Tensor, **constants: int) -> None:
     """Write y [T, hidden]; the others: topk_idx, weights and slots [T, topk], views [ranks]."""
     arguments = (*place, y, *others, y.shape[0])
-    receive_kernel[(132,)](*arguments, **constants, num_warps=4)
+    receive_kernel[(528,)](*arguments, **constants, num_warps=4)
 
 
 def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.Tensor, list]:
@@ -275,11 +258,11 @@ def simulated_ranks(ranks: int, size: int, device: torch.device) -> tuple[torch.
     # computed where it is used: a copy from the host could not be captured in a graph
     base = torch.arange(ranks, dtype=torch.int64, device=device) * stride + memory.data_ptr()
     tables = [base + part * signal_bytes for part in range(4)]
-    words = torch.zeros((ranks, 4), dtype=torch.int32, device=device)
-    mask = torch.zeros(ranks, dtype=torch.int32, device=device)
-    places = [
-        (*tables, mask, words[rank, :2], words[rank, 2:], rank, 1000) for rank in range(ranks)
-    ]
+    words = torch.zeros((ranks, 8), dtype=torch.int32, device=device)  # done, status: aligned
+    places = []
+    for rank in range(ranks):
+        done, status = words[rank, :2], words[rank, 4:5]
+        places.append((*tables, done, status, status, rank, 1000))
     return memory, places
 
 
@@ -290,6 +273,9 @@ def moe_combine(
     slots: torch.Tensor,
     source: torch.Tensor,
     ranges: torch.Tensor,
+    places: torch.Tensor,
+    weights: torch.Tensor,
+    tokens: torch.Tensor,
     y: torch.Tensor,
     *,
     zero_copy: bool,
@@ -299,16 +285,17 @@ def moe_combine(
     x is [experts, ranks, tokens, hidden], y [ranks, tokens, hidden]. With `zero_copy`, x itself
     is the view that rows are fetched from.
     """
-    experts, ranks, tokens, hidden = x.shape
+    experts, ranks, max_tokens, hidden = x.shape
     topk = topk_idx.shape[2]
-    constants, view, size = layout(ranks, experts, tokens, hidden=hidden, topk=topk)
-    memory, places = simulated_ranks(ranks, size, x.device)
+    constants, view, size = layout(ranks, experts, max_tokens, hidden=hidden, topk=topk)
+    memory, ranks_places = simulated_ranks(ranks, size, x.device)
     local = constants["LOCAL"]
-    views = places[0][3] + view
-    for rank, place in enumerate(places):
+    views = ranks_places[0][3] + view
+    for rank, place in enumerate(ranks_places):
         mine = slice(rank * local, (rank + 1) * local)
-        send(place, x[mine], source[mine], ranges[mine], views, **constants)
-    for rank, place in enumerate(places):
+        arrived = (places[rank], weights[rank], tokens[rank])
+        send(place, x[mine], source[mine], ranges[mine], views, arrived, **constants)
+    for rank, place in enumerate(ranks_places):
         mine = (y[rank], topk_idx[rank], topk_weights[rank], slots[rank])
         receive(place, *mine, views, **constants)
     del memory  # held until everything was launched
