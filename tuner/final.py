@@ -61,11 +61,7 @@ class Final:
 
     def _finalists(self) -> dict[Candidate, Measurement]:
         """Return the default, which comes first, and the fastest few."""
-        timed = {
-            trial.candidate: trial.outcome
-            for trial in self._study.trials
-            if isinstance(trial.outcome, Measurement)
-        }
+        timed = self._study.timed
         if self._default not in timed:
             return {}
         others = sorted(timed.keys() - {self._default}, key=lambda item: timed[item].median_ms)
@@ -110,6 +106,7 @@ class Final:
             protocol=f"{result.method}, {result.regime} caches, interleaved blocks",
             seed=session.seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            searched=self._study.exhausted or len(self._study.timed) > 1,
         )
 
     def _first_that_is_right(

@@ -128,7 +128,8 @@ def _candidate(subject: Subject, options: StagesOptions) -> tuple[Candidate, str
     workload, device = subject.task.workload, subject.task.device
     if (options.store / device.arch / "trials.jsonl").exists():
         for winner in Store(options.store, device.arch).winners:
-            if winner.workload == workload and winner.candidate in subject.feasible:
+            fits = winner.searched and winner.candidate in subject.feasible
+            if winner.workload == workload and fits:
                 return winner.candidate, f"the winner in {options.store}"
     if options.package.is_dir():
         for kernel in read_frozen(options.package):

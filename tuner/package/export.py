@@ -92,7 +92,7 @@ def vllm_files(winners: Sequence[Winner]) -> dict[str, str]:
     names that those projects use, and the version of Triton where there is one.
 
     Raises:
-        UsageError: No winner's kernel has the dims M, N and K.
+        UsageError: No winner's kernel has the dims M, N and K, or none was searched.
     """
     fitting = [
         winner for winner in winners if {"M", "N", "K"} <= dict(winner.workload.dims).keys()
@@ -100,6 +100,11 @@ def vllm_files(winners: Sequence[Winner]) -> dict[str, str]:
     if not fitting:
         kernels = ", ".join(sorted({winner.workload.kernel for winner in winners}))
         raise UsageError(f"--format vllm: needs a kernel with the dims M, N and K, not {kernels}")
+    fitting = [
+        winner for winner in fitting if winner.searched
+    ]  # as M, too, is served by the nearest
+    if not fitting:
+        raise UsageError("--format vllm: no workload was searched; run `tune` with more --budget")
     several = len({winner.workload.kernel for winner in fitting}) > 1
     files: dict[str, dict[str, Any]] = {}
     for winner in sorted(fitting, key=lambda winner: dict(winner.workload.dims)["M"]):
