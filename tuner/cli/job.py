@@ -12,6 +12,7 @@ from tuner.budget import Budget
 from tuner.catalog import Catalog
 from tuner.cli.display import make_console
 from tuner.cli.probe import cards_folder
+from tuner.package.files import require_folder
 from tuner.package.freeze import check_output
 from tuner.render import Renderer
 from tuner.seeds import Seed, read_seeds
@@ -70,7 +71,8 @@ def job_of(options: RunOptions, environment: Mapping[str, str]) -> Job:
     console = make_console(stderr=options.as_json)
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
-    check_output(options.output)  # not after an hour
+    require_folder("--output", options.output)  # not after an hour
+    check_output(options.output)
     seeds = {path: read_seeds(path) for path in options.seed_from}
     renderer = Renderer(catalog.template_folders)
     cards = cards_folder(options.store, environment)

@@ -164,12 +164,19 @@ def _packaged(catalog: Catalog, output: Path) -> list[FrozenKernel]:
     ]
 
 
-def export_store(form: str, root: Path, output: Path) -> None:
-    """Write the winners or trials of a store in a format that others read."""
-    from tuner.package.export import write
+def export_store(form: str, root: Path, output: str) -> None:
+    """Write the winners or trials of a store in a format that others read.
 
+    Args:
+        form: The format.
+        root: Folder of the stores.
+        output: The file or folder, as the user spelled it.
+    """
+    from tuner.package.export import require_output, write
+
+    require_output(form, output)
     stores = _opened(root)
     winners = [winner for store in stores for winner in store.winners]
     trials = [trial for store in stores for trial in store.trials]
-    for path in write(form, output, winners=winners, trials=trials):
+    for path in write(form, Path(output), winners=winners, trials=trials):
         click.echo(str(path))
