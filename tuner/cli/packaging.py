@@ -74,7 +74,12 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
     served = {(winner.device.arch, winner.workload) for winner in tuned}
     if replaced := len(tuned) - len(served):
         click.echo(f"{replaced} of them replaced by those of a later device or version")
-    if stale := len(winners) - len(current):
+    there = [winner for winner in winners if winner.workload.kernel in catalog.kernels]
+    if unknown := {winner.workload.kernel for winner in winners} - set(catalog.kernels):
+        click.echo(
+            f"winners of {', '.join(sorted(unknown))} left out: is their --kernels missing?"
+        )
+    if stale := len(there) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
 
 

@@ -80,10 +80,10 @@ def _verdicts(
                 recheck(workers, device, kernel, entry, runners=runners, budget_s=options.budget)
             )
     if not verdicts:
-        archs = sorted({arch for kernel in frozen for arch in kernel.manifests})
+        tuned = sorted({arch for item in frozen for arch in item.manifests if item.entries(arch)})
         raise UsageError(
-            f"--package {options.package}: nothing was frozen for {device.arch}, only for "
-            f"{', '.join(archs)}"
+            f"--package {options.package}: no winner was frozen for {device.arch}, only for "
+            f"{', '.join(tuned) or 'none'}; `tune` finds some"
         )
     return verdicts
 

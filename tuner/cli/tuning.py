@@ -17,7 +17,7 @@ from tuner.cli.job import Job, RunOptions, job_of
 from tuner.cli.seeding import seeded
 from tuner.evidence.card import DeviceCard, card_of
 from tuner.plan import Request, plan
-from tuner.records import DeviceInfo
+from tuner.records import DeviceInfo, TunerError
 from tuner.session import Subject
 from tuner.store import Store
 
@@ -39,7 +39,11 @@ def tune_kernels(options: RunOptions, environment: Mapping[str, str]) -> int:
             session_of(device, workers, (name, card), options=options, renderer=job.renderer)
             for card, workers in zip(names, crews, strict=True)
         ]
-        ended = run_sessions(sessions, subjects, job.budget, progress)
+        try:
+            ended = run_sessions(sessions, subjects, job.budget, progress)
+        except TunerError:  # what won before it is not to be lost
+            freeze_ended(job, name, (), ())
+            raise
         faults = freeze_ended(job, name, crews[:1], ended)
     return report_run(job, [Ended(device, len(subjects), ended, faults, outcomes_of(progress))])
 
