@@ -8,7 +8,7 @@ from concurrent.futures import wait
 
 from tuner import codec
 from tuner.children.worker import Lethal
-from tuner.records import Candidate, Measurement, Rejection, TunerError, Winner
+from tuner.records import Candidate, Measurement, Rejection, Winner
 from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Report, Study
 from tuner.timing import finals
@@ -50,7 +50,7 @@ class Final:
             announce: Called with the number of contenders before each race.
 
         Raises:
-            DefaultRejected: The default is wrong on an odd shape.
+            DefaultRejected: The default is wrong on an odd shape, or the race rejects it.
         """
         while finalists := self._finalists():
             announce(len(finalists))
@@ -77,7 +77,7 @@ class Final:
         if "rejection" in reply:
             rejection = codec.from_json(Rejection, reply["rejection"])
             workload = subject.task.workload
-            raise TunerError(f"{workload}: rejected in its final: {rejection.reason}")
+            raise DefaultRejected(f"{workload}: rejected in its final: {rejection.reason}")
 
         def simplicity(label: str) -> tuple[float, ...]:
             shared = finalists[labels[label]].resources.shared_bytes or 0

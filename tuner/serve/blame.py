@@ -72,7 +72,8 @@ def raised_in(error: Exception, file: str) -> str | None:
         return f"{file}:{error.lineno}: {type(error).__name__}: {error.msg}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename == path:
-            return f"{file}:{frame.lineno}: {frame.name}: {type(error).__name__}: {error}"
+            first = (str(error).splitlines() or [""])[0]  # torch appends its own stack
+            return f"{file}:{frame.lineno}: {frame.name}: {type(error).__name__}: {first}"
     return None
 
 
