@@ -1,6 +1,7 @@
 """What users get wrong: a line that says so and exit status 2, never a traceback."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_a_path_that_cannot_be_written_is_named(refused, tmp_path, arguments):
 
 @pytest.mark.parametrize(
     ("output", "reason"),
-    [("bad-name", "cannot be imported"), ("file", "not a package"), ("folder", "not a package")],
+    [("bad-name", "cannot be imported"), ("file", "Not a directory"), ("folder", "not a package")],
 )
 def test_an_output_that_cannot_be_is_refused_before_anything_is_timed(
     refused, tmp_path, output, reason
@@ -102,6 +103,82 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_timed(
     (tmp_path / "folder" / "mine.py").write_text("")
     assert reason in refused("run", "softmax", "--device", "cpu", "--output", output)
     assert not (tmp_path / ".tuner").exists()
+
+
+WRITE_FILES = (
+    ("bench", "softmax", "--device", "cpu", "--package", str(PACKAGE)),
+    ("report", "filled"),
+    ("capture",),
+    ("export", "--format", "json", "--store", "filled"),
+    ("export", "--format", "csv", "--store", "filled"),
+    ("export", "--format", "optuna", "--store", "filled"),
+)
+WRITE_FOLDERS = (
+    ("run", "softmax", "--device", "cpu"),
+    ("freeze", "--store", "filled"),
+    ("merge", "filled"),
+    ("export", "--format", "vllm", "--store", "filled"),
+    ("export", "--format", "t4", "--store", "filled"),
+)
+
+
+@pytest.fixture
+def places(tmp_path) -> list[Path]:
+    """Return what lies in a folder with a file, a folder and a store."""
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "folder").mkdir()
+    filled(tmp_path / "filled")
+    return sorted(tmp_path.rglob("*"))
+
+
+def program(command) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", "open('ran', 'w')") if command[0] == "capture" else ()
+
+
+@pytest.mark.parametrize("output", ["/proc/none/made", "file/made", "file/deep/made", "m" * 300])
+@pytest.mark.parametrize("command", [*WRITE_FILES, *WRITE_FOLDERS], ids=" ".join)
+def test_where_nothing_can_be_written_is_said_at_the_start(
+    refused, tmp_path, places, command, output
+):
+    error = refused(*command, "--output", output, *program(command))
+    assert f"--output {output}: cannot be written: " in error and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == places
+
+
+@pytest.mark.parametrize("output", ["folder", "new/"])
+@pytest.mark.parametrize("command", WRITE_FILES, ids=" ".join)
+def test_a_folder_where_a_file_is_meant(refused, tmp_path, places, command, output):
+    assert "folder" in refused(*command, "--output", output, *program(command))
+    assert sorted(tmp_path.rglob("*")) == places
+
+
+@pytest.mark.parametrize("command", [*WRITE_FOLDERS[:-1], ("probe",)], ids=" ".join)
+def test_a_file_where_a_folder_is_meant(refused, tmp_path, places, command):
+    option = "--store" if command == ("probe",) else "--output"
+    error = refused(*command, option, "results.json")
+    assert "results.json" in error
+    assert re.search("cannot be imported|looks like a file", error)
+    assert sorted(tmp_path.rglob("*")) == places
+
+
+@pytest.mark.parametrize("command", ["run softmax", "bench matmul --output a.json", "probe"])
+def test_a_store_that_cannot_be_made_is_named(refused, tmp_path, command):
+    error = refused(*command.split(), "--store", "/proc/none/made")
+    assert "--store /proc/none/made: cannot be written: /proc: " in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_t4_of_several_workloads_is_a_folder(refused, tmp_path):
+    store = filled(tmp_path / "filled")
+    export = ("export", "--format", "t4", "--store", "filled", "--output")
+    succeed(*export, "one.json")
+    other = Workload("scale", (("N", 4),), "float32")
+    store.add_trial(other, Candidate.of("cpu", {"UNROLL": 1}), "ab", TIMED, seconds=0.1)
+    said = refused(*export, "results.json")
+    assert "of 2 workloads with a file each: name a folder, such as results" in said
+    assert not (tmp_path / "results.json").exists()
+    succeed(*export, "results")
+    assert len(list((tmp_path / "results").iterdir())) == 2
 
 
 @pytest.mark.parametrize("line", ["7", "[]", '"x"', "{}", '{"schema_version": "1"}'])

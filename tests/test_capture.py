@@ -229,3 +229,15 @@ def test_what_would_be_compiled_runs_and_is_recorded_operation_by_operation():
         "matmul M=16,K=16,N=16,dtype=float32": 1,
         "softmax M=16,N=16,dtype=float32": 1,
     }
+
+
+def test_where_it_writes_is_asked_and_kept_from_the_start(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="output /proc/none: cannot be written"):  # noqa: SIM117
+        with tuner.capture("/proc/none"):
+            pytest.fail("the program ran")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with tuner.capture("captured.yaml"):
+        torch.ones(3, 4).softmax(-1)
+        monkeypatch.chdir("elsewhere")
+    assert (tmp_path / "captured.yaml").exists()

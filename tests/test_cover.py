@@ -151,7 +151,7 @@ def test_the_package_holds_the_shared_variants_alone(tmp_path):
 def test_a_run_may_freeze_few_variants(tune, tmp_path):
     sizes = ("N=1000", "N=30000")
     workloads = [word for size in sizes for word in ("--workload", size)]
-    few = ("--budget", "2s", "--max-variants", "1")
+    few = ("--budget", "6trials", "--max-variants", "1")
     done = tune("scale", "--kernels", str(KERNELS), "--device", "cpu", *workloads, *few)
     assert done.returncode == 0, done.stderr
     assert re.search(r"1 of \d variants serve 2 workloads, the worst in \d", done.stdout)

@@ -340,7 +340,7 @@ def test_drift_of_kernels_and_files_nobody_knows(output: Path, project: Project)
     stray.write_text("")
     project.kernels.clear()
     assert drifts(output, project) == [
-        f"{output / 'mix'}: there is no kernel 'mix' any more",
+        f"{output / 'mix'}: there is no kernel 'mix'; is its --kernels missing?",
         f"{stray}: nothing refers to it",
     ]
 

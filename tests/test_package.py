@@ -414,7 +414,7 @@ def test_a_host_function_gets_strided_what_it_asks_for(
 def test_another_torch_without_the_inner_names(package: ModuleType, monkeypatch) -> None:
     shortcut = importlib.import_module(f"{package.__name__}._runtime.shortcut")
     monkeypatch.setattr(shortcut, "_C", object())
-    assert shortcut.with_shortcut(package.mix.op, None) is package.mix.op
+    assert shortcut.with_shortcut(package.mix.op, None, label="x") is package.mix.op
 
 
 def test_reload(package: ModuleType) -> None:

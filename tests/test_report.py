@@ -166,7 +166,7 @@ def test_a_store_without_a_final_and_with_hostile_text(tmp_path):
     [
         ("nowhere", "page.html", None, "nowhere: there is no such store or package"),
         ("empty", "page.html", None, "empty: there are no trials; run `tune` first"),
-        (".tuner", "empty", None, "empty: is a folder; name a file, such as report.html"),
+        (".tuner", "empty", None, "empty: is a folder; name a file"),
         (".tuner", "page.html", "nowhere", "nowhere: there is no such store or package"),
         (".tuner", "file/page.html", None, "page.html: cannot be written: "),
     ],

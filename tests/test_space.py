@@ -326,7 +326,7 @@ def wide(folder, count, constraints):
     lines += [f'      - {{require: "{text}", why: because}}' for text in constraints]
     lines += ["    default: {" + ", ".join(f"P{place}: 1" for place in range(count)) + "}"]
     head, tail = TEXT.split("      TILE: ")[0], TEXT.split("packed}]\n")[1]
-    path = folder / "wide.yaml"
+    path = folder / "attention.yaml"
     path.write_text(head + "\n".join(lines).removeprefix("      ").join(["      ", "\n"]) + tail)
     return load_space(path).feasible(LIMITS, "cpu", "float64")
 

@@ -76,6 +76,20 @@ def test_forgetting_sets_the_log_aside(tmp_path):
     assert len(Store(tmp_path, "arch").trials) == 1
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_works_on_a_log_that_another_sets_aside_goes_on_in_the_new_one(tmp_path, begun):
+    store, other = Store(tmp_path, "arch"), Store(tmp_path, "arch")
+    add(store, 5)
+    other.forget()
+    if begun:
+        add(other, 7)
+    before = len(other.trials)
+    add(store)
+    assert [trial.number for trial in store.trials] == list(range(before + 1))
+    assert store.trials == Store(tmp_path, "arch").trials
+    assert len((store.folder / "trials.1.jsonl").read_text().splitlines()) == 5
+
+
 def test_a_folder_without_a_store_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="there are no trials; run `tune` first"):
         open_stores(tmp_path)

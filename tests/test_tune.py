@@ -142,6 +142,16 @@ def test_a_final_far_slower_than_the_search_is_refused(tune, tmp_path):
     assert "tune again when it is quiet" in said
 
 
+def test_a_workload_too_short_for_the_clock_costs_itself_alone(tune, tmp_path):
+    sizes = ("--workload", "N=1", "--workload", "N=100000")
+    done = tune("scale", *OWN, *sizes, "--budget", "4trials", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    short, winner = json.loads(done.stdout)
+    assert "too short" in short["reason"]
+    assert dict(winner["workload"]["dims"]) == {"N": 100000}
+    imports(tmp_path, "import torch; from kernels_generated import scale; scale(torch.ones(3))")
+
+
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tuner", *arguments],
@@ -248,6 +258,8 @@ def test_what_needs_no_device_loads_no_torch_and_is_quick(command):
         (("scale", "--budget", "soon"), "--budget 'soon': write seconds"),
         (("scale", "--workload", "N=3,M=4"), "M"),
         (("scale", "--workload", "N=minus"), "N=minus is not a whole number"),
+        (("scale", "--workload", f"N={2**63}"), "is more than a variant can be told"),
+        (("hepl",), "`tune --help` lists the commands"),
         (("scale", "--workloads", "huge"), "scale has no workloads 'huge'; it has: starter"),
         (("--workload", "N=3"), "--workload 'N=3' needs one KERNEL"),
         (("scale", "--device", "tpu"), "unknown device 'tpu'; known: "),

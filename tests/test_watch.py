@@ -61,7 +61,7 @@ def test_once_prints_a_table_and_ends(store, tmp_path):
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     (row,) = [line for line in printed.splitlines() if "N=3" in line]
-    for words in ("1 compile", "2 ms", "1 ms", "2.00x", "trial 3", "not yet"):
+    for words in ("1 compile", "2 ms", "1 ms", "2.00x", "trial 2", "not yet"):
         assert words in row
     assert "running: 3 trials in the last minute" in printed
 
@@ -69,9 +69,9 @@ def test_once_prints_a_table_and_ends(store, tmp_path):
 def test_a_pipe_gets_a_line_for_every_new_trial(store, tmp_path):
     process = watch(tmp_path, stdout=subprocess.PIPE)
     lines = [process.stdout.readline() for _ in range(3)]
-    assert "trial 2: rejected at compile: expected [/usr] before [bold] | best 2 ms" in lines[1]
+    assert "trial 1: rejected at compile: expected [/usr] before [bold] | best 2 ms" in lines[1]
     add(store, 8, 0.5)
-    assert "trial 4: 0.5 ms | best 0.5 ms" in process.stdout.readline()
+    assert "trial 3: 0.5 ms | best 0.5 ms" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=20)
     assert process.returncode == 0
@@ -84,8 +84,8 @@ def test_a_terminal_shows_a_table_that_moves(store, tmp_path):
     os.close(theirs)
     seen = b""
     deadline = time.monotonic() + 30
-    while b"trial 4" not in seen and time.monotonic() < deadline:
-        if b"trial 3" in seen and b"0.5 ms" not in seen:
+    while b"trial 3" not in seen and time.monotonic() < deadline:
+        if b"trial 2" in seen and b"0.5 ms" not in seen:
             add(store, 8, 0.5)
         seen += os.read(ours, 65536)
     assert b"4.00x" in seen

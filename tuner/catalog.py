@@ -56,7 +56,10 @@ class Catalog:
     def space_path(self, kernel: str) -> Path:
         """Return the search space's file of a kernel."""
         if kernel not in self.kernels:
-            raise UsageError(f"unknown kernel {kernel!r}; known: {', '.join(self.kernels)}")
+            raise UsageError(
+                f"unknown kernel {kernel!r}; known: {', '.join(self.kernels)}; "
+                "`tune --help` lists the commands"
+            )
         return self._find(self._spaces, f"{kernel}.yaml", kernel)
 
     def problem_path(self, kernel: str) -> Path:

@@ -55,7 +55,7 @@ class Final:
             announce: Called with the number of contenders before each race.
 
         Raises:
-            DefaultRejected: The default is wrong on an odd shape.
+            DefaultRejected: The default is wrong on an odd shape, or the race rejects it.
             Disturbed: The finalists take far longer than in the search, however often they race.
         """
         while finalists := self._finalists():
@@ -67,11 +67,7 @@ class Final:
 
     def _finalists(self) -> dict[Candidate, Measurement]:
         """Return the default, which comes first, and the fastest few."""
-        timed = {
-            trial.candidate: trial.outcome
-            for trial in self._study.trials
-            if isinstance(trial.outcome, Measurement)
-        }
+        timed = self._study.timed
         if self._default not in timed:
             return {}
         others = sorted(timed.keys() - {self._default}, key=lambda item: timed[item].median_ms)
@@ -110,6 +106,7 @@ class Final:
             protocol=f"{result.method}, {result.regime} caches, interleaved blocks",
             seed=session.seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            searched=self._study.exhausted or len(self._study.timed) > 1,
         )
 
     def _undisturbed_race(
@@ -127,7 +124,9 @@ class Final:
             )
             if "rejection" in reply:
                 rejection = codec.from_json(Rejection, reply["rejection"])
-                raise TunerError(f"{task.workload}: rejected in its final: {rejection.reason}")
+                raise DefaultRejected(
+                    f"{task.workload}: rejected in its final: {rejection.reason}"
+                )
             raced = codec.from_json(RaceResult, reply["race"])
             slower = finals.disturbed(raced, searched_ms)
             if slower is None:

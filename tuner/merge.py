@@ -180,8 +180,8 @@ def _write(log: MergedLog, folder: Path) -> None:
         tried = _key({name: trial[name] for name in ("workload", "candidate", "source_sha256")})
         log.repeated += tried in seen and seen[tried] != trial["outcome"]
         seen[tried] = trial["outcome"]
-    # Of several winners of a workload the last counts: what no store has replaced, the later
-    # day, the faster.
+    # Of several winners of a workload the last counts: what was searched, what no store has
+    # replaced, the later day, the faster.
     winners = sorted(log.winners.values(), key=lambda item: _rank(log, item))
     last = {_key(winner["workload"]): winner for winner in winners}
     for winner in winners:
@@ -197,8 +197,9 @@ def _write(log: MergedLog, folder: Path) -> None:
             file.write(log_line({"winner": winner}))
 
 
-def _rank(log: MergedLog, winner: Json) -> tuple[bool, str, float]:
+def _rank(log: MergedLog, winner: Json) -> tuple[bool, bool, str, float]:
     return (
+        winner.get("searched", True),
         _key(winner) not in log.replaced,
         winner["date"],
         -winner["measurement"]["median_ms"],

@@ -62,9 +62,13 @@ def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Kerne
         if any(_runs_on(kind, template) for template in spec.templates):
             found.append(spec)
         elif names:
-            devices = sorted({kind for item in spec.templates for kind in item.devices})
+            offers = "; ".join(
+                f"{item.name} ({item.language}) for {', '.join(item.devices)}"
+                for item in spec.templates
+            )
+            languages = ", ".join(device_class(kind).languages)
             raise UsageError(
-                f"{name} has no template for {kind!r}; it has some for: {', '.join(devices)}"
+                f"{name} has no template for {kind!r}, which runs {languages}; it has: {offers}"
             )
     return found
 

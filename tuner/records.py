@@ -180,15 +180,6 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """One side of a final race: a candidate or the rival library, with its time."""
-
-    label: str
-    measurement: Measurement
-    candidate: Candidate | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Winner:
     """The variant that is frozen for a workload, and the evidence for it.
 
@@ -209,6 +200,7 @@ class Winner:
         protocol: Description of the clock protocol.
         seed: Seed of the run.
         date: Day of the race, as ``YYYY-MM-DD``.
+        searched: Whether more than the default was timed, or there was nothing more to try.
     """
 
     workload: Workload
@@ -227,6 +219,7 @@ class Winner:
     protocol: str
     seed: int
     date: str
+    searched: bool = True
 
 
 @dataclass(frozen=True, slots=True)

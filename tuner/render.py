@@ -105,6 +105,10 @@ class Renderer:
             raise UsageError(
                 f"templates/{path}: {error.message}; known: {', '.join(parameters)}"
             ) from error
+        except Exception as error:  # what the template's own expressions raise, or its encoding
+            raise UsageError(
+                f"templates/{path}: {candidate}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def tidy(text: str) -> str:

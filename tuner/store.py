@@ -47,6 +47,12 @@ class Store:
         for folder in (self.folder, self.sources, self.cache):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = self.folder / "trials.jsonl"
+        self._reset()
+        self.refresh()
+
+    def _reset(self, inode: int | None = None) -> None:
+        """Know nothing yet, of a log with this number."""
+        self._inode = inode
         self._offset = self._lines = 0
         self._trials: list[Trial] = []
         self._winners: dict[Workload, Winner] = {}
@@ -54,7 +60,6 @@ class Store:
         self._refused: dict[tuple[Workload, str], Rejection] = {}
         self.device: DeviceInfo | None = None
         self.damaged_lines = 0
-        self.refresh()
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -81,8 +86,12 @@ class Store:
             TunerError: A line was written by a newer version, or by something else.
         """
         if not self.path.exists():
+            self._reset()
             return
         with self.path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:  # the first look, or another process began anew
+                self._reset(inode)
             file.seek(self._offset)
             data = file.read()
         complete = data.rfind(b"\n") + 1
@@ -140,13 +149,7 @@ class Store:
             if self.path.exists():
                 count = len(list(self.folder.glob("trials.*.jsonl")))
                 self.path.rename(self.folder / f"trials.{count + 1}.jsonl")
-        self._offset = self._lines = 0
-        self.device = None
-        self.damaged_lines = 0
-        self._trials.clear()
-        self._winners.clear()
-        self._quarantine.clear()
-        self._refused.clear()
+        self._reset()
 
     def _append(self, entry: Callable[[], dict[str, Any]]) -> None:
         with self._locked():

@@ -42,6 +42,9 @@ class Study:
     Args:
         session: What the studies of the run share.
         subject: What to tune for.
+
+    Attributes:
+        exhausted: Whether `run` ended because nothing was left to try.
     """
 
     def __init__(self, session: Session, subject: Subject) -> None:
@@ -51,33 +54,37 @@ class Study:
         self.feasible = subject.feasible
         self._known: dict[str, Outcome] = {}
         self._trials: list[Trial] = []
+        self.exhausted = False
         self._sampler = sampler.FeasibleSampler(subject.feasible, seed=session.seed)
         self._study = optuna.create_study(sampler=self._sampler)
         self._absorb()
-        self._enqueue()
+        for candidate in guesses(subject, session.store.winners):  # the default comes first
+            self._study.enqueue_trial(sampler.as_params(candidate), skip_if_exists=True)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Finished trials of this workload whose source is the one that its candidate has now."""
+        """Finished trials whose source is the one that its candidate has now."""
         return tuple(self._trials)
+
+    @property
+    def timed(self) -> dict[Candidate, Measurement]:
+        """The variants that were timed."""
+        return {
+            trial.candidate: trial.outcome
+            for trial in self._trials
+            if isinstance(trial.outcome, Measurement)
+        }
 
     @property
     def best_ms(self) -> float | None:
         """Median time of the fastest variant so far."""
-        times = [
-            trial.outcome.median_ms
-            for trial in self._trials
-            if isinstance(trial.outcome, Measurement)
-        ]
-        return min(times, default=None)
+        return min((item.median_ms for item in self.timed.values()), default=None)
 
     @property
     def default_ms(self) -> float | None:
         """Median time of the default candidate, once it is timed."""
-        for trial in self._trials:
-            if trial.candidate == self.feasible.default:
-                return trial.outcome.median_ms if isinstance(trial.outcome, Measurement) else None
-        return None
+        timed = self.timed.get(self.feasible.default)
+        return timed.median_ms if timed else None
 
     def run(self, countdown: Countdown, report: Report) -> None:
         """Evaluate candidates until the budget is spent or nothing is left to try.
@@ -102,6 +109,7 @@ class Study:
                 pending.remove(item)
                 if not pending or not self._session.shares_host:
                     self._refill(pending, countdown)
+            self.exhausted = not (pending or countdown.spent)
         except HostLost as lost:
             lost.unfinished = tuple(item.candidate for item in pending)
             raise
@@ -238,8 +246,3 @@ class Study:
                 self._known[trial.source_sha256] = trial.outcome
                 self._trials.append(trial)
                 self._study.add_trial(sampler.frozen_trial(feasible, trial))
-
-    def _enqueue(self) -> None:
-        """Have the default tried first, then the experts' guesses and what won elsewhere."""
-        for candidate in guesses(self._subject, self._session.store.winners):
-            self._study.enqueue_trial(sampler.as_params(candidate), skip_if_exists=True)

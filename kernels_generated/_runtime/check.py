@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from .cases import InputError
 from .flags import Scalar
 from .guard import GuardedTensor
 from .signature import Signature
@@ -191,20 +192,28 @@ def load_problem(path: Path) -> Problem:
 
 
 def make_inputs(signature: Signature, problem: Problem, case: Case) -> dict[str, Tensor]:
-    """Return the inputs of a case, the same for the same seed."""
+    """Return the inputs of a case, the same for the same seed.
+
+    Raises:
+        InputError: They cannot be made.
+    """
     generator = torch.Generator(case.device).manual_seed(case.seed)
     if inputs := getattr(problem, "inputs", None):
         dtype = getattr(torch, case.dtype)
         return cast(dict[str, Tensor], inputs(case.extents, case.flags, dtype, generator))
-    return {
-        spec.name: torch.randn(
-            shape,
-            dtype=element_type(spec, case.dtype),
-            device=case.device,
-            generator=generator,
-        )
-        for spec, shape in signature.shapes(signature.inputs, case.extents, case.flags)
-    }
+    tensors = {}
+    for spec, shape in signature.shapes(signature.inputs, case.extents, case.flags):
+        dtype = element_type(spec, case.dtype)
+        kind: dict[str, Any] = {"dtype": dtype, "device": case.device, "generator": generator}
+        try:
+            tensors[spec.name] = torch.randn(shape, **kind)
+        except (MemoryError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise InputError(
+                f"{signature.kernel}: the input {spec.name} of {list(shape)}, {dtype}, cannot be "
+                f"made: {reason}; other inputs come from the problem's inputs()"
+            ) from error
+    return tensors
 
 
 def _guarded_inputs(

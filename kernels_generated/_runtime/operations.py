@@ -10,10 +10,11 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .arguments import check_kinds, dtype_of, padded, workload_tensor
 from .derivative import Derivative, kernel_derivative, no_derivative
 from .dispatch import Choice
 from .flags import Scalar
-from .kernel import Kernel, check_kinds, dtype_of, padded, workload_tensor
+from .kernel import Kernel
 from .shortcut import with_shortcut
 from .signature import Signature
 
@@ -79,7 +80,7 @@ class Package:
         torch.library.register_autograd(
             qualified, backward, setup_context=setup_context, lib=library
         )
-        return with_shortcut(self._operation(name), kernel.run)
+        return with_shortcut(self._operation(name), kernel.run, label=kernel.label)
 
     def operation(self, kernel: str) -> Callable[[Callable[P, R]], Operation[P, R]]:
         """Return the decorator that gives a kernel's function its attributes.

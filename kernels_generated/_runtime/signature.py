@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from .expression import Expression
 from .flags import Flags, Scalar, allowed, spell_choices, switches
@@ -155,22 +156,36 @@ class Signature:
         """Return the extent of every dim, those left out filled in by their defaults.
 
         Raises:
-            ValueError: A dim is unknown, or missing without a default, or the extents break a
-                condition of the signature.
+            ValueError: A dim is unknown, missing without a default or no whole number, or the
+                extents break a condition of the signature.
         """
-        known = dict(extents)
-        if unknown := set(known).difference(self.dims):
+        if unknown := set(extents).difference(self.dims):
+            flags = f"; flags: {', '.join(dict(self.choices))}" if self.choices else ""
             raise ValueError(
                 f"{self.kernel}: unknown dim {', '.join(sorted(unknown))}; "
-                f"known: {', '.join(self.dims)}"
+                f"known: {', '.join(self.dims)}{flags}"
             )
+        there = {*extents, *dict(self.defaults)}
+        if missing := [dim for dim in self.dims if dim not in there]:
+            raise ValueError(f"{self.kernel}: no extent for {', '.join(missing)}")
+        known = {dim: self._extent(dim, extent) for dim, extent in extents.items()}
         for dim, text in self.defaults:
             if dim not in known:
                 known[dim] = int(expression(text, self.kernel).evaluate(known))
-        if missing := [dim for dim in self.dims if dim not in known]:
-            raise ValueError(f"{self.kernel}: no extent for {', '.join(missing)}")
         self.check(known)
         return {dim: known[dim] for dim in self.dims}
+
+    def _extent(self, dim: str, value: object) -> int:
+        """Return an extent, given as a whole number of Python, numpy or torch."""
+        try:
+            extent = -1 if isinstance(value, bool) else index(cast(SupportsIndex, value))
+        except TypeError:
+            extent = -1
+        if extent < 0:
+            raise ValueError(
+                f"{self.kernel}: {dim} must be a whole number from 0, but got {value!r}"
+            )
+        return extent
 
     def complete_flags(self, flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return what a workload says of its flags.

@@ -27,7 +27,10 @@ class CppBuilder(Builder):
 
     def load(self, task: BuildTask) -> CppVariant:
         """Return the variant, its object loaded into this process."""
-        return CppVariant(task.signature, _library(task))
+        try:
+            return CppVariant(task.signature, _library(task))
+        except (CompileError, OSError) as error:  # or it calls what is defined nowhere
+            raise RejectedBuild(str(error)) from error
 
     def prebuild(self, task: BuildTask, folder: Path) -> Resources:
         """Store the shared object, which is for CPUs like the one at hand."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tuner import codec
-from tuner.children.host import Child, ChildLost, Host, HostLost
+from tuner.children.host import Child, ChildLost, Host, HostLost, Role
 from tuner.children.task import DEFAULT_LIMITS, Compiled, Limits, Task
 from tuner.records import (
     ChildError,
@@ -163,10 +162,9 @@ class Workers:
 
     def restart(self) -> None:
         """End the measuring child; the next request starts a fresh one."""
-        if self._measuring is not None:
+        if self._measuring is not None and self._measuring in self._children:
             self._measuring.kill()
             self._children.discard(self._measuring)
-            self._measuring = None
 
     def close(self) -> None:
         """End every child, whatever it is doing."""
@@ -176,7 +174,6 @@ class Workers:
         for child in tuple(self._children):
             child.kill()
         self._children.clear()
-        self._measuring = None
 
     def __enter__(self) -> Workers:
         return self
@@ -194,13 +191,7 @@ class Workers:
         return {"path": str(self.path_of(source)), "language": source.language}
 
     def _compile(self, message: dict[str, Any]) -> Compiled | Rejection:
-        child = self._compile_child()
-        with self._casualties(child):
-            try:
-                reply = child.request(message, timeout_s=self._limits.compile_s)
-            except (ChildLost, HostLost):
-                self._local.child = None
-                raise
+        reply = self._request(self._compile_child(), message, self._limits.compile_s)
         if "rejection" in reply:
             return codec.from_json(Rejection, reply["rejection"])
         return Compiled(reply["compile_s"], codec.from_json(Resources, reply["resources"]))
@@ -208,40 +199,36 @@ class Workers:
     def _compile_child(self) -> Child:
         """Return the compile child of this thread, started if there is none."""
         child: Child | None = getattr(self._local, "child", None)
-        if child is None:
-            child = self._local.child = self._host.start("compile")
-            self._children.add(child)
-            child.request({"operation": "ready", "measures": False}, timeout_s=_START_TIMEOUT_S)
+        if child is None or child not in self._children:
+            child = self._local.child = self._start("compile")
         return child
 
     def _measure(self, task: Task, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Ask the measuring child about a variant of a task that it was prepared for."""
-        if self._measuring is None or self._prepared != task:
+        if self._measuring not in self._children or self._prepared != task:
             self._ask(task.message("prepare"), timeout_s=_START_TIMEOUT_S)
             self._prepared = task
         return self._ask(message, timeout_s=timeout_s)
 
     def _ask(self, message: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        if self._measuring is None:
-            self._measuring = self._host.start("measure")
-            self._children.add(self._measuring)
-            ready = {"operation": "ready", "measures": True}
-            self._measuring.request(ready, timeout_s=_START_TIMEOUT_S)
-        child = self._measuring
-        with self._casualties(child):
-            try:
-                reply = child.request(message, timeout_s=timeout_s)
-            except (ChildLost, HostLost):
-                self._measuring = None
-                raise
+        if self._measuring is None or self._measuring not in self._children:
+            self._measuring = self._start("measure")
+        reply = self._request(self._measuring, message, timeout_s)
         if reply.get("poisoned"):
             self.restart()
         return reply
 
-    @contextmanager
-    def _casualties(self, child: Child) -> Iterator[None]:
+    def _start(self, role: Role) -> Child:
+        child = self._host.start(role)
+        self._children.add(child)
+        ready = {"operation": "ready", "measures": role == "measure"}
+        self._request(child, ready, _START_TIMEOUT_S)
+        return child
+
+    def _request(self, child: Child, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return a child's reply; one that is lost is none of the children any more."""
         try:
-            yield
+            return child.request(message, timeout_s=timeout_s)
         except HostLost:
             self._children.discard(child)
             raise

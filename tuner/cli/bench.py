@@ -19,6 +19,7 @@ from tuner.evidence.compare import ComparedTime, compare
 from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.measure import Conditions, measure, results_file
 from tuner.evidence.results import WorkloadTimes, read_results, write_section
+from tuner.package.files import require_file
 from tuner.records import DeviceInfo, Failure, UsageError, Workload
 from tuner.space.kernel import load_space
 
@@ -43,8 +44,7 @@ class BenchOptions:
 def bench_kernel(options: BenchOptions, environment: Mapping[str, str]) -> int:
     """Time a kernel of a package, write the file, print it; return the exit status."""
     (kernel,) = read_frozen(options.package, (options.kernel,))
-    if not options.output.absolute().parent.is_dir():
-        raise UsageError(f"--output {options.output}: its folder does not exist")
+    require_file("--output", options.output)
     name = resolve_device(options.device, environment)
     require_timed(name)
     kernel.dtypes(split_device(name)[0])  # raises where it holds nothing for the device

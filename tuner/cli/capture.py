@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tuner.catalog import Catalog
-from tuner.package.files import PARTIAL
+from tuner.package.files import PARTIAL, require_file
 from tuner.records import UsageError
 from tuner.space.schema import read_captured_file
 
@@ -50,12 +50,9 @@ def capture_program(
             f"tune capture: runs `python FILE`, `python -m MODULE` or `python -c CODE`, but got "
             f'{program[0]!r}; elsewhere write `with tuner.capture("captured.yaml"):`'
         )
-    if output.is_dir():
-        raise UsageError(f"--output {output}: is a folder; name a file, such as captured.yaml")
+    require_file("--output", output)
     _require_runnable(program, environment)
     output.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(output.parent, os.W_OK):
-        raise UsageError(f"--output {output}: its folder cannot be written to")
     path = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     names = [str(folder.absolute()) for folder in folders]
     partial = output.with_name(f".{output.name}{PARTIAL}")

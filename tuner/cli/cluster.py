@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from tuner.children.host import HostLost
 from tuner.children.task import Limits
 from tuner.children.worker import Workers
-from tuner.cli.crew import RunOptions, session_of
+from tuner.cli.crew import session_of
 from tuner.cli.display import Progress, outcomes_of
-from tuner.cli.tuning import Ended, Job, freeze_ended, job_of, prepare, report_run
+from tuner.cli.ending import Ended, freeze_ended, report_run
+from tuner.cli.job import Job, RunOptions, job_of
+from tuner.cli.tuning import prepare
 from tuner.fleet import Fleet
 from tuner.merge import folder_name
 from tuner.records import DeviceInfo, UsageError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 
 from tuner.budget import Budget
 from tuner.catalog import device_class, split_device
@@ -13,37 +11,13 @@ from tuner.children.task import Limits
 from tuner.children.worker import Workers
 from tuner.cli.devices import jobs_or_cores, workers_for
 from tuner.cli.display import Progress
+from tuner.cli.job import RunOptions
 from tuner.fleet import run_on
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import run
 from tuner.session import Session, Subject
 from tuner.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `tune run`, as the command line gives them."""
-
-    kernels: tuple[str, ...]
-    device: str
-    workloads: tuple[str, ...]
-    sets: tuple[str, ...]
-    goal: str
-    budget: str
-    seed: int
-    jobs: int | None
-    timeout: float
-    seed_from: tuple[Path, ...]
-    output: Path
-    store: Path
-    fresh: bool
-    folders: tuple[Path, ...]
-    as_json: bool
-    ranks: int
-    cluster: str | None
-    max_variants: int | None
-    max_slowdown: float | None
 
 
 def crews_of(

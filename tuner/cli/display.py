@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tuner.study import Study
 
 
+NOT_SEARCHED = "not searched, only the default was timed"
+"""What is said of a workload where the default had no challenger."""
+
 _PLAIN_WIDTH = 160
 
 
@@ -94,9 +97,11 @@ class Progress:
             self._status = None
         if isinstance(result, Failure):
             self._console.print(f"  {self._card}[red]no winner[/red]: {escape(result.reason)}")
-        else:
+        elif result.searched:
             gain = f"{spell_interval(result.gain)} of the default"
             self._console.print(f"  {self._card}winner: {result.candidate}, {gain}")
+        else:
+            self._console.print(f"  {self._card}{NOT_SEARCHED}: the budget was up")
 
     def lost(self, workload: Workload, reason: str) -> None:
         """Announce that the card is gone and another one takes its workload."""
@@ -106,7 +111,7 @@ class Progress:
 
     def _line(self, trial: Trial) -> str:
         assert self._study is not None
-        parts = [f"trial {len(self._study.trials)}: {escape(describe_outcome(trial.outcome))}"]
+        parts = [f"trial {trial.number}: {escape(describe_outcome(trial.outcome))}"]
         best, default = self._study.best_ms, self._study.default_ms
         if best is not None and default is not None:
             parts.append(f"best {best:.4g} ms ({default / best:.2f}x the default)")
@@ -168,13 +173,20 @@ def results_table(
         table.add_row(
             name,
             f"{result.default_measurement.median_ms:.4g} ms",
-            f"{result.measurement.median_ms:.4g} ms {result.candidate.template}",
-            spell_interval(result.gain),
+            *_won(result),
             rival,
             ratio,
             trials,
         )
     return table
+
+
+def _won(winner: Winner) -> tuple[str, str]:
+    """Return the cells that say who won, and by how much."""
+    if not winner.searched:
+        return NOT_SEARCHED, ""
+    name = f"{winner.measurement.median_ms:.4g} ms {winner.candidate.template}"
+    return name, spell_interval(winner.gain)
 
 
 def kernel_tables(spec: KernelSpec, feasible: FeasibleSet | None) -> list[Table]:

@@ -30,14 +30,23 @@ def explain_store(root: Path, *, kernel: str | None, number: int | None) -> None
     known = sorted({trial.workload.kernel for store in stores for trial in store.trials})
     if kernel is not None and kernel not in known:
         raise UsageError(f"--kernel {kernel}: has no trials; these have: {', '.join(known)}")
-    for store in stores:
-        trials = [item for item in store.trials if kernel in (None, item.workload.kernel)]
+    chosen = {
+        store: [item for item in store.trials if kernel in (None, item.workload.kernel)]
+        for store in stores
+    }
+    numbers = {trial.number for trials in chosen.values() for trial in trials}
+    if number is not None and number not in numbers:
+        raise UsageError(
+            f"there is no trial {number}; numbers here: {min(numbers)} to {max(numbers)}"
+        )
+    for store, trials in chosen.items():
         damaged = f", {store.damaged_lines} damaged lines skipped" if store.damaged_lines else ""
         click.echo(f"{store.folder.name}: {len(trials)} trials{damaged}")
         if number is None:
             _explain_all(trials)
-        else:
-            _explain_one(trials, number)
+        for trial in trials:
+            if trial.number == number:
+                _explain_one(trials, trial)
 
 
 def _explain_all(trials: Sequence[Trial]) -> None:
@@ -57,13 +66,8 @@ def _explain_all(trials: Sequence[Trial]) -> None:
             click.echo(f"  {count} x {reason}")
 
 
-def _explain_one(trials: Sequence[Trial], number: int) -> None:
-    found = next((trial for trial in trials if trial.number == number), None)
-    if found is None:
-        numbers = [trial.number for trial in trials]
-        span = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
-        raise UsageError(f"there is no trial {number}; numbers here: {span}")
-    click.echo(f"trial {number} of {found.workload.kernel} {found.workload}")
+def _explain_one(trials: Sequence[Trial], found: Trial) -> None:
+    click.echo(f"trial {found.number} of {found.workload.kernel} {found.workload}")
     click.echo(f"  {found.candidate}")
     click.echo(f"  source {found.source_sha256}")
     if found.card is not None:

@@ -93,7 +93,7 @@ def run(**options: Any) -> None:
 
     Several cards work at a time: --device cuda:0,cuda:1 or cuda:all, or those of a --cluster.
     """
-    from tuner.cli.crew import RunOptions
+    from tuner.cli.job import RunOptions
 
     asked = RunOptions(**options)
     if asked.cluster is None:

@@ -11,6 +11,7 @@ import click
 from tuner.cli.options import (
     BUDGET,
     SEED,
+    OutputFile,
     device_option,
     existing_store_option,
     kernels_option,
@@ -30,7 +31,7 @@ from tuner.cli.options import (
 @click.option(
     "--output",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="JSON file for `tune compare`.",
 )
 @click.option(

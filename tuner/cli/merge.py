@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 
 from tuner.merge import UNKNOWN, Maker, merge
+from tuner.package.files import require_folder
 
 
 def merge_stores(roots: Sequence[Path], output: Path) -> None:
     """Merge stores and say what went where, what was there twice and what disagrees."""
+    require_folder("--output", output)
     for log in merge(roots, output):
         click.echo(
             f"{output / log.name}: {len(log.trials)} trials, {len(log.winners)} winners of "

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tuner.budget import Budget
+from tuner.package.files import require_folder
 from tuner.records import UsageError
 
 
@@ -59,6 +60,26 @@ def _existing(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     return value
 
 
+def _writable(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """Return a store that may be written to."""
+    del ctx, param
+    require_folder("--store", value)
+    return value
+
+
+class OutputFile(click.Path):
+    """A file to write, refused where its name says that it is a folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path."""
+        if str(value).endswith("/"):
+            self.fail(f"{value} is the name of a folder; a file is written.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 kernels_option = click.option(
     "--kernels",
     "folders",
@@ -74,6 +95,7 @@ store_option = click.option(
     default=DEFAULT_STORE,
     show_default=True,
     type=click.Path(path_type=Path),
+    callback=_writable,
     help="Folder where trials are kept.",
 )
 existing_store_option = click.option(

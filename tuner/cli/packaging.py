@@ -11,6 +11,7 @@ import click
 
 from tuner.catalog import Catalog
 from tuner.cli.devices import workers_for
+from tuner.cli.display import NOT_SEARCHED
 from tuner.cover import Limits, cover
 from tuner.package.freeze import FrozenKernel, freeze
 from tuner.package.prebuild import FrozenVariant, frozen_variants, prebuild
@@ -66,11 +67,19 @@ def freeze_store(catalog: Catalog, root: Path, output: Path, limits: Limits | No
     if kernels:
         freeze([], kernels, output, templates=catalog.template_folders[-1])
     current = freeze_winners(catalog, winners, output)
-    click.echo(f"{output}: {len(current)} winners frozen")
-    served = {(winner.device.arch, winner.workload) for winner in current}
-    if replaced := len(current) - len(served):
+    tuned = [winner for winner in current if winner.searched]
+    click.echo(f"{output}: {len(tuned)} winners frozen")
+    if alone := len(current) - len(tuned):
+        click.echo(f"{alone} workloads left out: {NOT_SEARCHED}")
+    served = {(winner.device.arch, winner.workload) for winner in tuned}
+    if replaced := len(tuned) - len(served):
         click.echo(f"{replaced} of them replaced by those of a later device or version")
-    if stale := len(winners) - len(current):
+    there = [winner for winner in winners if winner.workload.kernel in catalog.kernels]
+    if unknown := {winner.workload.kernel for winner in winners} - set(catalog.kernels):
+        click.echo(
+            f"winners of {', '.join(sorted(unknown))} left out: is their --kernels missing?"
+        )
+    if stale := len(there) - len(current):
         click.echo(f"{stale} winners left out: their templates changed; run `tune` again")
 
 
@@ -90,7 +99,8 @@ def chosen(
 
     Args:
         store: Where they are.
-        limits: How few variants must serve how well; None takes every winner.
+        limits: How few variants must serve how well; None takes every winner. Where only the
+            default was timed, nothing is asked.
         announce: Is told how few they are.
 
     Raises:
@@ -98,14 +108,15 @@ def chosen(
     """
     if limits is None:
         return list(store.winners)
-    covers = cover(store.winners, store.trials, limits)
+    covers = cover([item for item in store.winners if item.searched], store.trials, limits)
     for covered in covers:
         announce(
             f"{covered.kernel} on {covered.arch}: {covered.after} of {covered.before} variants "
             f"serve {len(covered.winners)} workloads, the worst in {covered.worst:.3f} x its "
             "winner's time"
         )
-    return [winner for covered in covers for winner in covered.winners]
+    covered_winners = [winner for covered in covers for winner in covered.winners]
+    return [*covered_winners, *(item for item in store.winners if not item.searched)]
 
 
 def prebuild_package(output: Path, environment: Mapping[str, str]) -> int:
@@ -158,12 +169,19 @@ def _packaged(catalog: Catalog, output: Path) -> list[FrozenKernel]:
     ]
 
 
-def export_store(form: str, root: Path, output: Path) -> None:
-    """Write the winners or trials of a store in a format that others read."""
-    from tuner.package.export import write
+def export_store(form: str, root: Path, output: str) -> None:
+    """Write the winners or trials of a store in a format that others read.
 
+    Args:
+        form: The format.
+        root: Folder of the stores.
+        output: The file or folder, as the user spelled it.
+    """
+    from tuner.package.export import require_output, write
+
+    require_output(form, output)
     stores = _opened(root)
     winners = [winner for store in stores for winner in store.winners]
     trials = [trial for store in stores for trial in store.trials]
-    for path in write(form, output, winners=winners, trials=trials):
+    for path in write(form, Path(output), winners=winners, trials=trials):
         click.echo(str(path))

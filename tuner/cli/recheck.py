@@ -20,6 +20,7 @@ from tuner.cli.devices import resolve_device, workers_for
 from tuner.cli.display import make_console
 from tuner.evidence.frozen import FrozenFiles, read_frozen
 from tuner.evidence.recheck import Render, Verdict, recheck, runners_up
+from tuner.package.files import require_folder
 from tuner.records import Candidate, DeviceInfo, Interval, Source, Trial, UsageError
 from tuner.render import Renderer
 from tuner.space.kernel import load_space
@@ -44,6 +45,7 @@ def recheck_package(options: RecheckOptions, environment: Mapping[str, str]) -> 
     frozen = read_frozen(options.package, options.kernels)
     name = resolve_device(options.device, environment)
     require_timed(name)
+    require_folder("--store", options.store)
     with workers_for(name, options.store, environment) as workers:
         verdicts = _verdicts(workers, workers.info(), frozen, options)
     if options.as_json:
@@ -78,10 +80,10 @@ def _verdicts(
                 recheck(workers, device, kernel, entry, runners=runners, budget_s=options.budget)
             )
     if not verdicts:
-        archs = sorted({arch for kernel in frozen for arch in kernel.manifests})
+        tuned = sorted({arch for item in frozen for arch in item.manifests if item.entries(arch)})
         raise UsageError(
-            f"--package {options.package}: nothing was frozen for {device.arch}, only for "
-            f"{', '.join(archs)}"
+            f"--package {options.package}: no winner was frozen for {device.arch}, only for "
+            f"{', '.join(tuned) or 'none'}; `tune` finds some"
         )
     return verdicts
 

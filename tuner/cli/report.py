@@ -12,7 +12,7 @@ import click
 from tuner.catalog import Catalog
 from tuner.cli.probe import cards_folder
 from tuner.evidence.card import cards_in
-from tuner.package.files import replace
+from tuner.package.files import replace, require_file
 from tuner.records import UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def write_report(
         raise UsageError(
             f"tune report needs {', '.join(missing)}: install it with pip install 'tuner[report]'"
         )
-    if output.is_dir():
-        raise UsageError(f"--output {output}: is a folder; name a file, such as report.html")
+    require_file("--output", output)
     from tuner.report.chapters import read_chapters
     from tuner.report.page import Against, page_of
 
@@ -50,10 +49,7 @@ def write_report(
         other = Against(str(against), read_chapters(against, catalog, environment))
     probed = probed_ceilings(cards_folder(source, environment))
     page = page_of(str(source), chapters, catalog.template_folders[-1], other, probed=probed)
-    try:
-        replace(output, page)
-    except OSError as error:
-        raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from error
+    replace(output, page)
     click.echo(f"{output}: {len(chapters)} workloads, {len(page.encode()) / 1e6:.2f} MB")
 
 

@@ -13,6 +13,7 @@ import click
 from tuner.catalog import Catalog
 from tuner.cli.options import (
     DEFAULT_STORE,
+    OutputFile,
     existing_store_option,
     kernels_option,
     max_slowdown_option,
@@ -34,9 +35,11 @@ def freeze(output: Path, store: Path, folders: Sequence[Path], **options: Any) -
     """Write the package from the store's winners, or check the one that is there."""
     from tuner.cli.packaging import check_package, freeze_store, prebuild_package
     from tuner.cover import limits_of
+    from tuner.package.files import require_folder
 
     if options["check"]:
         sys.exit(check_package(Catalog(folders), output))
+    require_folder("--output", output)
     limits = limits_of(options["max_variants"], options["max_slowdown"])
     freeze_store(Catalog(folders), store, output, limits)
     if options["aot"]:
@@ -45,9 +48,9 @@ def freeze(output: Path, store: Path, folders: Sequence[Path], **options: Any) -
 
 @click.command()
 @click.option("--format", "form", required=True, help="json, csv, vllm, t4 or optuna.")
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="File or folder.")
+@click.option("--output", required=True, help="File; folder for vllm, and for t4 unless *.json.")
 @existing_store_option
-def export(form: str, output: Path, store: Path) -> None:
+def export(form: str, output: str, store: Path) -> None:
     """Write winners (json, vllm) or trials (csv, t4, optuna) in a format that others read."""
     from tuner.cli.packaging import export_store
 
@@ -56,9 +59,7 @@ def export(form: str, output: Path, store: Path) -> None:
 
 @click.command()
 @click.argument("source", default=DEFAULT_STORE, type=click.Path(path_type=Path))
-@click.option(
-    "--output", default="report.html", show_default=True, type=click.Path(path_type=Path)
-)
+@click.option("--output", default="report.html", show_default=True, type=OutputFile())
 @click.option("--against", type=click.Path(path_type=Path), help="Another store or package.")
 @kernels_option
 def report(source: Path, output: Path, against: Path | None, folders: Sequence[Path]) -> None:
@@ -75,9 +76,7 @@ def report(source: Path, output: Path, against: Path | None, folders: Sequence[P
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--output", default="captured.yaml", show_default=True, type=click.Path(path_type=Path)
-)
+@click.option("--output", default="captured.yaml", show_default=True, type=OutputFile())
 @kernels_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def capture(output: Path, folders: Sequence[Path], program: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from tuner.cli.tuning import within
 from tuner.evidence.card import card_of
 from tuner.evidence.frozen import read_frozen
 from tuner.evidence.stages import Profile, profile
+from tuner.package.files import require_folder
 from tuner.plan import Request, plan
 from tuner.records import Candidate, Interval, UsageError
 from tuner.render import Renderer
@@ -45,6 +46,7 @@ def explain_kernel(options: StagesOptions, environment: Mapping[str, str]) -> No
     """Time a kernel's twins and print what its stages cost."""
     catalog = Catalog(options.folders)
     catalog.space_path(options.kernel)  # before children start
+    require_folder("--store", options.store)
     renderer = Renderer(catalog.template_folders)
     name = resolve_device(options.device, environment)
     require_timed(name)
@@ -128,7 +130,8 @@ def _candidate(subject: Subject, options: StagesOptions) -> tuple[Candidate, str
     workload, device = subject.task.workload, subject.task.device
     if (options.store / device.arch / "trials.jsonl").exists():
         for winner in Store(options.store, device.arch).winners:
-            if winner.workload == workload and winner.candidate in subject.feasible:
+            fits = winner.searched and winner.candidate in subject.feasible
+            if winner.workload == workload and fits:
                 return winner.candidate, f"the winner in {options.store}"
     if options.package.is_dir():
         for kernel in read_frozen(options.package):

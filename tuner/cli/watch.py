@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tuner.cli.display import describe_outcome, make_console, spell_interval
+from tuner.cli.display import NOT_SEARCHED, describe_outcome, make_console, spell_interval
 from tuner.records import STAGES, Measurement, Trial, Winner, Workload
 from tuner.store import Store, open_stores
 
@@ -30,7 +30,7 @@ class _Progress:
     stages: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
     default_ms: float | None = None
     best_ms: float | None = None
-    best_at: int = 0
+    best_at: int | None = None
     winner: Winner | None = None
 
     def add(self, trial: Trial) -> None:
@@ -43,7 +43,7 @@ class _Progress:
         if self.trials == 1:
             self.default_ms = time_ms
         if self.best_ms is None or time_ms < self.best_ms:
-            self.best_ms, self.best_at = time_ms, self.trials
+            self.best_ms, self.best_at = time_ms, trial.number
 
 
 class Watch:
@@ -75,8 +75,7 @@ class Watch:
                 state = self.workloads[name, winner.workload]
                 if state.winner != winner:
                     state.winner = winner
-                    gain = f"{winner.gain.value:.2f}x of the default"
-                    yield f"{name} {_name(winner.workload)}: winner {winner.candidate}, {gain}"
+                    yield f"{name} {_name(winner.workload)}: {_result(winner)}"
 
     def _opened(self) -> Sequence[Store]:
         """Return the stores that are there now; one that was begun anew is opened anew."""
@@ -99,7 +98,7 @@ class Watch:
             self.ended_s.append(trial.ended_s)
         best = f" | best {state.best_ms:.4g} ms" if state.best_ms is not None else ""
         outcome = describe_outcome(trial.outcome)
-        return f"{name} {_name(trial.workload)}: trial {state.trials}: {outcome}{best}"
+        return f"{name} {_name(trial.workload)}: trial {trial.number}: {outcome}{best}"
 
     def pace(self, now_s: float) -> str:
         """Return when the last trial ended and how many ended in the last minute."""
@@ -166,10 +165,22 @@ def _view(watch: Watch) -> RenderableType:
             _spell_ms(state.default_ms),
             _spell_ms(state.best_ms),
             f"{state.default_ms / state.best_ms:.2f}x" if known else "",  # type: ignore[operator]
-            f"trial {state.best_at}" if state.best_at else "",
-            spell_interval(state.winner.gain) if state.winner else "not yet",
+            "" if state.best_at is None else f"trial {state.best_at}",
+            _spell_winner(state.winner),
         )
     return Group(table, Text(watch.pace(time.time())))
+
+
+def _result(winner: Winner) -> str:
+    if not winner.searched:
+        return NOT_SEARCHED
+    return f"winner {winner.candidate}, {winner.gain.value:.2f}x of the default"
+
+
+def _spell_winner(winner: Winner | None) -> str:
+    if winner is None:
+        return "not yet"
+    return spell_interval(winner.gain) if winner.searched else NOT_SEARCHED
 
 
 def _name(workload: Workload) -> str:

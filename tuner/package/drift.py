@@ -46,7 +46,7 @@ def check(
         if name in known:
             drifts += _kernel(path.parent, known[name], renderer)
         else:
-            drifts.append(f"{path.parent}: there is no kernel {name!r} any more")
+            drifts.append(f"{path.parent}: there is no kernel {name!r}; is its --kernels missing?")
     drifts += _texts(output, Freezer(output, templates).own_files())
     drifts += [f"{path}: nothing refers to it" for path in unreferenced(output)]
     return drifts

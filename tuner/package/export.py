@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner import codec
-from tuner.package.files import replace
+from tuner.package.files import replace, require_file, require_folder
 from tuner.records import Measurement, Trial, UsageError, Value, Winner, Workload, format_value
 
 FORMATS = ("json", "csv", "vllm", "t4", "optuna")
@@ -34,15 +34,14 @@ def write(
 
     Args:
         form: The format.
-        output: The file; a folder for vllm, and for t4 when the trials are of several workloads.
+        output: The file; a folder for vllm, and for t4 unless its name ends in ``.json``.
         winners: What json and vllm hold.
         trials: What csv and t4 hold.
 
     Raises:
         UsageError: The format is unknown, or there is nothing to write in it.
     """
-    if form not in FORMATS:
-        raise UsageError(f"--format {form}: must be one of {', '.join(FORMATS)}")
+    _require_known(form)
     if not (trials if form in ("csv", "t4", "optuna") else winners):
         raise UsageError(f"--format {form}: there is nothing to export; run `tune` first")
     if form == "optuna":
@@ -62,6 +61,28 @@ def write(
     for path, text in files.items():
         replace(path, text)
     return list(files)
+
+
+def require_output(form: str, output: str) -> None:
+    """Raise UsageError unless a format can be written to what the user named.
+
+    Args:
+        form: The format.
+        output: A file or a folder, which one may say by a slash at its end.
+    """
+    _require_known(form)
+    path = Path(output)
+    if form == "vllm" or (form == "t4" and not _is_json(path)):
+        require_folder(f"--format {form}: --output", path)
+    elif output.endswith("/"):
+        raise UsageError(f"--format {form}: --output {output}: names a folder; name a file")
+    else:
+        require_file(f"--format {form}: --output", path)
+
+
+def _require_known(form: str) -> None:
+    if form not in FORMATS:
+        raise UsageError(f"--format {form}: must be one of {', '.join(FORMATS)}")
 
 
 def winners_json(winners: Sequence[Winner]) -> str:
@@ -92,7 +113,7 @@ def vllm_files(winners: Sequence[Winner]) -> dict[str, str]:
     names that those projects use, and the version of Triton where there is one.
 
     Raises:
-        UsageError: No winner's kernel has the dims M, N and K.
+        UsageError: No winner's kernel has the dims M, N and K, or none was searched.
     """
     fitting = [
         winner for winner in winners if {"M", "N", "K"} <= dict(winner.workload.dims).keys()
@@ -100,6 +121,11 @@ def vllm_files(winners: Sequence[Winner]) -> dict[str, str]:
     if not fitting:
         kernels = ", ".join(sorted({winner.workload.kernel for winner in winners}))
         raise UsageError(f"--format vllm: needs a kernel with the dims M, N and K, not {kernels}")
+    fitting = [
+        winner for winner in fitting if winner.searched
+    ]  # as M, too, is served by the nearest
+    if not fitting:
+        raise UsageError("--format vllm: no workload was searched; run `tune` with more --budget")
     several = len({winner.workload.kernel for winner in fitting}) > 1
     files: dict[str, dict[str, Any]] = {}
     for winner in sorted(fitting, key=lambda winner: dict(winner.workload.dims)["M"]):
@@ -150,12 +176,22 @@ def _t4_files(trials: Sequence[Trial], output: Path) -> dict[Path, str]:
     groups: dict[Workload, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.workload, []).append(trial)
-    if len(groups) == 1:
+    if _is_json(output):
+        if len(groups) > 1:
+            raise UsageError(
+                f"--format t4: --output {output}: is one file, but the trials are of "
+                f"{len(groups)} workloads with a file each: name a folder, such as "
+                f"{output.with_suffix('')}"
+            )
         return {output: t4_json(trials)}
     return {
         output / f"{workload.kernel},{workload}.json": t4_json(group)
         for workload, group in groups.items()
     }
+
+
+def _is_json(path: Path) -> bool:
+    return path.suffix.lower() == ".json"
 
 
 def _t4_result(trial: Trial) -> dict[str, Any]:

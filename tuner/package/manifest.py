@@ -23,6 +23,9 @@ def manifest_of(
 ) -> Json:
     """Return the manifest of one kernel on one architecture.
 
+    A workload that was not searched gives its default alone: as an entry of its own it would
+    stand between calls and a nearer winner that was tuned.
+
     Args:
         winners: New winners of the kernel there, at least one.
         dtypes: The element types that each of the kernel's templates serves.
@@ -31,8 +34,9 @@ def manifest_of(
     entries = {_key(entry): entry for entry in previous["workloads"]} if previous else {}
     defaults = dict(previous["defaults"]) if previous else {}
     for winner in winners:
-        entry = _entry(winner)
-        entries[_key(entry)] = entry
+        if winner.searched:
+            entry = _entry(winner)
+            entries[_key(entry)] = entry
         default = _variant(winner.default_candidate, winner.default)
         template = winner.default_candidate.template
         tuned = {key[0] for key in entries} - {winner.workload.dtype}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import log, sqrt
 from typing import Any
 
@@ -89,15 +89,14 @@ def inputs(
     return {**drawn, **begins, "o": o.to(dtype), "lse": lse.float()}
 
 
-def starts_of(dims: Mapping[str, int]) -> tuple[list[int], list[int]]:
+def starts_of(dims: Mapping[str, int]) -> tuple[list[int], ...]:
     """Return where the sequences' queries and keys begin, the same as in the forward pass."""
     weights = [1 + number % 4 for number in range(dims["C"] - 1)]
     turned = weights[:: 1 if dims["N"] == dims["M"] else -1]
-    return _cut(dims["N"], weights), _cut(dims["M"], turned)
-
-
-def _cut(total: int, weights: list[int]) -> list[int]:
-    return [total * sum(weights[:count]) // sum(weights) for count in range(len(weights) + 1)]
+    return tuple(
+        [total * part // sum(weights) for part in accumulate(shares, initial=0)]
+        for total, shares in ((dims["N"], weights), (dims["M"], turned))
+    )
 
 
 def reference(  # noqa: PLR0913 - one for each argument of the kernel

@@ -19,7 +19,7 @@ import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tuner.catalog import Catalog
-from tuner.package.files import replace
+from tuner.package.files import replace, require_file
 from tuner.recording.replaced import Replaced, Shaped, replaced
 from tuner.records import Workload
 from tuner.space.kernel import KernelSpec, load_space
@@ -194,7 +194,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
 
 @contextmanager
 def recording(output: Path | None, folders: Sequence[Path], program: str) -> Iterator[Recorder]:
-    """Record what happens inside; write it at the end, however that comes."""
+    """Record what happens inside; write it at the end, however that comes.
+
+    Raises:
+        UsageError: The output cannot be written; nothing was run then.
+    """
+    if output is not None:
+        require_file("output", output)
+        output = output.absolute()  # what is inside may change to another folder
     recorder = Recorder(folders)
     try:
         with recorder:

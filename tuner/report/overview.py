@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tuner.records import Interval
+from tuner.records import Interval, Winner
 from tuner.report import charts, charts_space
 from tuner.report.ceilings import Ceilings, rate
 from tuner.report.chapters import Chapter
@@ -41,7 +41,7 @@ def summary_table(keys: Mapping[str, Chapter]) -> Table:
             (
                 Cell(chapter.title, href=f"#{key}"),
                 time_cell(best_ms) if best_ms else Cell("–"),
-                ratio_cell(winner.gain if winner else None),
+                _gain_cell(winner),
                 ratio_cell(winner.rival_ratio if winner else None),
                 time_cell(winner.default_measurement.median_ms) if winner else Cell("–"),
                 time_cell(rival.median_ms) if rival else Cell("–"),
@@ -54,6 +54,12 @@ def summary_table(keys: Mapping[str, Chapter]) -> Table:
             )
         )
     return Table(headings, rows)
+
+
+def _gain_cell(winner: Winner | None) -> Cell:
+    if winner is not None and not winner.searched:
+        return Cell("not searched")
+    return ratio_cell(winner.gain if winner else None)
 
 
 def gains_figure(chapters: Sequence[Chapter], table: Table) -> Figure | None:

@@ -146,7 +146,7 @@ def _facts(chapters: Sequence[Chapter], winners: Sequence[Winner]) -> list[tuple
     facts = []
     mean = ", geometric mean" if len(winners) > 1 else ""
     for words, ratios in (
-        ("as fast as the default" + mean, [winner.gain for winner in winners]),
+        ("as fast as the default" + mean, [winner.gain for winner in winners if winner.searched]),
         ("as fast as the rival" + mean, [winner.rival_ratio for winner in winners]),
     ):
         if (ratio := overview.mean_text(ratios)) is not None:

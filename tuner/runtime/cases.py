@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .check import Problem
 
 
+class InputError(Exception):
+    """An input cannot be made: it is too large for the device, or its dtype has no randn."""
+
+
 def flag_choices(signature: Signature) -> Iterator[dict[str, Scalar]]:
     """Yield every combination of the choices of a workload's flags, with no guarantee asked for.
 

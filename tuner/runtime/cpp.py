@@ -29,7 +29,7 @@ Command = tuple[str, ...]
 
 
 class CompileError(Exception):
-    """The compiler refused a source; the message is what it printed."""
+    """The compiler refused a source, or it lacks what is called; the message says which."""
 
 
 def find_compiler(preferred: str | None = None) -> Command:
@@ -169,6 +169,10 @@ class CppVariant:
     Args:
         signature: Signature of the kernel; its name is the entry point.
         library: The shared object.
+
+    Raises:
+        CompileError: It has no function of the kernel's name.
+        OSError: There is no such file, or it cannot be loaded.
     """
 
     strided: frozenset[str] = frozenset()
@@ -178,7 +182,13 @@ class CppVariant:
         self._dims = signature.dims
         self._flags = (*signature.flags, *signature.options)
         self._scalars = tuple(name for name, _ in signature.scalars)
-        entry = getattr(ctypes.CDLL(str(library)), signature.kernel)
+        try:
+            entry = getattr(ctypes.CDLL(str(library)), signature.kernel)
+        except AttributeError as error:
+            name = signature.kernel
+            raise CompileError(
+                f'it has no function {name}: write extern "C" void {name}(...)'
+            ) from error
         entry.restype = None
         entry.argtypes = (
             [ctypes.c_void_p] * len(self._names)

@@ -185,7 +185,8 @@ class Dispatch:
         """Return the only element type that was tuned for a kind of device, or is served there.
 
         Raises:
-            ValueError: There are several, or none.
+            ValueError: There are several.
+            NotImplementedError: There is none.
         """
         mine = [item for item in self.manifests if item.kind == device_kind(device)]
         tuned = {entry.dtype for item in mine for entry in item.entries}
@@ -193,9 +194,13 @@ class Dispatch:
         for names in (tuned, served):
             if len(names) == 1:
                 return names.pop()
+        if not served:
+            raise NotImplementedError(
+                self._no_variant("any dtype", architecture(device), device_kind(device))
+            )
         raise ValueError(
-            f"{self.package}.{self.signature.kernel}: dtype must be one of "
-            f"{', '.join(sorted(served)) or 'none'}"
+            f"{self.package}.{self.signature.kernel}: dtype must be given: one of "
+            f"{', '.join(sorted(served))}"
         )
 
     def _foreign_defaults(

@@ -19,7 +19,9 @@ def open_ended(choices: tuple[Scalar, ...]) -> TypeGuard[tuple[int, ...]]:
 
 def allowed(value: Scalar, choices: tuple[Scalar, ...]) -> bool:
     """Return whether a flag with these choices may have a value."""
-    return _whole(value) and value >= min(choices) if open_ended(choices) else value in choices
+    if open_ended(choices):
+        return _whole(value) and value >= min(choices)
+    return isinstance(value, Scalar) and value in choices
 
 
 def spell_choices(choices: tuple[Scalar, ...]) -> str:

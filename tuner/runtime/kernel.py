@@ -12,10 +12,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .arguments import (
+    check_kinds,
+    device_of_name,
+    dtype_name,
+    dtype_of,
+    dtype_of_name,
+    number_of,
+    padded,
+    workload_tensor,
+)
 from .dispatch import Choice, Dispatch
 from .flags import Scalar
 from .signature import Signature
-from .tensor_spec import TensorSpec
 from .variant import Variant, load_variant
 
 PLANS_LIMIT = 4096
@@ -77,7 +86,10 @@ class Kernel:
             options["deterministic"] = True
         flags = tuple([options.get(name, default) for name, default in self._flags.items()])
         key = (flags, *(item is not None and _kind(item) for item in inputs))
-        plan = self._plans.get(key)
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # a flag that cannot be looked up is none of its choices
+            plan = None
         if plan is None:
             plan = self._plan(key, inputs, dict(zip(self._flags, flags, strict=True)))
         tensors = dict(zip(self._inputs, inputs, strict=True))
@@ -88,10 +100,12 @@ class Kernel:
         if plan.variant is not None:
             values = plan.options
             given = {
-                name: options[name] for name in self._scalars if options.get(name) is not None
+                name: number_of(self.label, name, value)
+                for name in self._scalars
+                if (value := options.get(name)) is not None
             }
             if given:
-                values = cast("dict[str, Scalar]", {**values, **given})
+                values = {**values, **given}
             _call(plan.variant.bind(tensors, plan.extents, values), plan.device)
         outputs = tuple([tensors[name] for name, _, _ in plan.outputs])
         return outputs[0] if len(outputs) == 1 else outputs
@@ -99,18 +113,22 @@ class Kernel:
     def chosen(
         self,
         *,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         **values: Scalar,
     ) -> Choice:
         """Return which variant serves a shape, and why.
 
         Args:
-            dtype: Torch's name of the element type; None stands for the only one that was tuned
-                for this kind of device, or is served there.
+            dtype: The element type or torch's name of it; None stands for the only one that was
+                tuned for this kind of device, or is served there.
             device: A device; None stands for the accelerator, where something is frozen for one
                 and one is here, else the CPU.
             values: Extents of the dims and values of the flags and guarantees.
+
+        Raises:
+            ValueError: A name is unknown or missing, or a value is not allowed.
+            NotImplementedError: No variant serves that.
         """
         flag_names = set(dict(self.signature.choices))
         extents = {name: value for name, value in values.items() if name not in flag_names}
@@ -118,7 +136,9 @@ class Kernel:
         place = self._device(device)
         return self.dispatch.choose(
             self.signature.complete(cast("dict[str, int]", extents)),
-            dtype=dtype or self.dispatch.only_dtype(place),
+            dtype=self.dispatch.only_dtype(place)
+            if dtype is None
+            else dtype_of_name(self.label, dtype),
             flags=self.signature.complete_flags(flags),
             device=place,
         )
@@ -134,7 +154,7 @@ class Kernel:
 
     def _device(self, device: str | torch.device | None) -> torch.device:
         if device is not None:
-            return torch.device(device)
+            return device_of_name(self.label, device)
         elsewhere = any(item.kind != "cpu" for item in self.dispatch.manifests)
         if elsewhere and torch.accelerator.is_available():
             return torch.device(torch.accelerator.current_accelerator() or "cpu")
@@ -160,7 +180,7 @@ class Kernel:
         variant = None
         if any(0 not in shape for _, shape, _ in outputs):
             choice = self.dispatch.choose(
-                extents, dtype=_name(first.dtype), flags=flags, device=first.device
+                extents, dtype=dtype_name(first.dtype), flags=flags, device=first.device
             )
             path = self.folder / choice.arch / choice.file
             variant = self.variant(path, choice.language)
@@ -179,50 +199,8 @@ class Kernel:
         return plan
 
 
-def padded(signature: Signature, inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Return an operation's inputs with None for the last ones, which torch drops as defaults."""
-    return inputs + (None,) * (len(signature.inputs) - len(inputs))
-
-
-def workload_tensor(signature: Signature, inputs: Sequence[Tensor | None]) -> Tensor:
-    """Return the first input whose element type is the workload's."""
-    for spec, tensor in zip(signature.inputs, inputs, strict=True):
-        if spec.dtype is None and tensor is not None:
-            return tensor
-    return cast(Tensor, inputs[0])
-
-
-def check_kinds(signature: Signature, inputs: Sequence[Tensor | None]) -> None:
-    """Raise if the inputs' devices or element types are not what the signature says.
-
-    Raises:
-        ValueError: They are on several devices.
-        TypeError: An element type differs from the workload's or from the signature's.
-    """
-    first = workload_tensor(signature, inputs)
-    for spec, tensor in zip(signature.inputs, inputs, strict=True):
-        if tensor is None:
-            continue
-        if tensor.device != first.device:
-            raise ValueError(
-                f"{signature.kernel}: all inputs must be on one device, but {spec.name} is on "
-                f"{tensor.device} and others are on {first.device}"
-            )
-        wanted = dtype_of(spec, first.dtype)
-        if tensor.dtype != wanted:
-            raise TypeError(
-                f"{signature.kernel}: {spec.name} must be {_name(wanted)} here, but got "
-                f"{_name(tensor.dtype)}{_autocast_hint(first.device)}"
-            )
-
-
-def dtype_of(spec: TensorSpec, workload: torch.dtype) -> torch.dtype:
-    """Return the element type of a tensor in a workload of some dtype."""
-    return workload if spec.dtype is None else cast(torch.dtype, getattr(torch, spec.dtype))
-
-
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 def _call(call: Callable[[], None], device: torch.device) -> None:
@@ -232,13 +210,3 @@ def _call(call: Callable[[], None], device: torch.device) -> None:
         return
     with torch.accelerator.device_index(device.index):
         call()
-
-
-def _autocast_hint(device: torch.device) -> str:
-    if not torch.is_autocast_enabled(device.type):
-        return ""
-    return "; autocast does not convert its inputs: convert them before the call"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

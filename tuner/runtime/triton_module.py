@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from .cpp import CompileError
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,10 +26,15 @@ class TritonVariant:
     Args:
         signature: Signature of the kernel.
         path: The rendered file; triton reads the kernels' text from it.
+
+    Raises:
+        CompileError: It has no host function.
     """
 
     def __init__(self, signature: Signature, path: Path) -> None:
         self.module = import_file(path, f"{__name__}.{signature.kernel}_{path.stem}")
+        if not hasattr(self.module, signature.kernel):
+            raise CompileError(f"it has no host function {signature.kernel}")
         self.entry: Callable[..., None] = getattr(self.module, signature.kernel)
         self.strided = frozenset[str](getattr(self.module, "STRIDED", ()))
         specs = (*signature.inputs, *signature.outputs)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tuner.catalog import device_class, split_device
 from tuner.records import TunerError
+from tuner.runtime.cases import InputError
 from tuner.serve.blame import fault_of
 from tuner.serve.server import Message, Server
 from tuner.serve.tether import die_with_parent
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> None:
             message = json.loads(line)
             try:
                 send(server.answer(message))
-            except TunerError as error:
+            except (TunerError, InputError) as error:
                 send({"failure": str(error)})
             except Exception as error:
                 send({"failure": fault_of(error, message.get("problem"))})

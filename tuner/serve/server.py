@@ -13,12 +13,11 @@ from typing import Any
 
 from tuner import codec
 from tuner.catalog import builder_for
-from tuner.plugins import BuildTask, Device, RejectedBuild
-from tuner.records import DeviceInfo, Rejection, Workload
+from tuner.plugins import BuildTask, Device
+from tuner.records import DeviceInfo, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
-from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
-from tuner.timing.calibration import BelowFloor
+from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError, rejection_of
 from tuner.timing.clock import Clock
 
 Message = dict[str, Any]
@@ -70,15 +69,12 @@ class Server:
         }
         try:
             return operations[message["operation"]](message)
-        except Rejected as rejected:
-            return {"rejection": codec.to_json(rejected.rejection)}
-        except RejectedBuild as error:
-            return {"rejection": codec.to_json(Rejection("compile", str(error)))}
-        except BelowFloor as error:
-            return {"rejection": codec.to_json(Rejection("runtime", str(error)))}
-        except VariantError as error:
-            rejection = Rejection("runtime", str(error))
-            return {"rejection": codec.to_json(rejection), "poisoned": not self._device.answers()}
+        except Exception as error:
+            rejection = rejection_of(error, message)
+            if rejection is None:
+                raise
+            poisoned = isinstance(error, VariantError) and not self._device.answers()
+            return {"rejection": codec.to_json(rejection), "poisoned": poisoned}
 
     def _ready(self, message: Message) -> Message:
         """Import what will be needed, and calibrate the clock for measurements."""

@@ -139,6 +139,10 @@ def load_space(path: Path, limits: Collection[str] = LIMITS) -> KernelSpec:
             value and what is allowed.
     """
     file = read_kernel_file(path)
+    if file.kernel != path.stem:
+        raise UsageError(
+            f"{path.name}: kernel: must be {path.stem!r}, like the file, but got {file.kernel!r}"
+        )
     try:
         signature = read_signature(file.kernel, file.signature, f"{path.name}: signature")
         known = [*limits, *signature.guarantees]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.catalog import device_kinds
 from tuner.records import Candidate, Resources, UsageError, Value
-from tuner.runtime.expression import FUNCTIONS, Expression
+from tuner.runtime.expression import FUNCTIONS, Expression, ExpressionError
 from tuner.space.schema import ConstraintFile, TemplateFile
 
 ITEMSIZES = {
@@ -85,8 +86,15 @@ class TemplateSpec:
         """
         values = {**limits, **dict(candidate.parameters)}
         for constraint in self.constraints:
-            known = constraint.require.names <= values.keys()
-            if known and not constraint.require.evaluate(values):
+            if not constraint.require.names <= values.keys():
+                continue
+            holds = constraint.require.evaluate(values)
+            if not isinstance(holds, bool):  # such as `N % 8`, which is true where it fails
+                raise ExpressionError(
+                    f"{constraint.require.where}: `{constraint.require.text}` must be true or "
+                    f"false, but is {holds!r}: write a comparison"
+                )
+            if not holds:
                 yield constraint
 
     def unfit(self, resources: Resources) -> Constraint | None:
@@ -116,6 +124,10 @@ def template_spec(
         if dtype not in ITEMSIZES:
             known = ", ".join(ITEMSIZES)
             raise UsageError(f"{where}.dtypes: unknown dtype {dtype!r}; known: {known}")
+    for kind in section.devices:
+        if kind not in device_kinds():
+            known = ", ".join(device_kinds())
+            raise UsageError(f"{where}.devices: unknown device {kind!r}; known: {known}")
     known_names = [*section.parameters, "itemsize", *limits]
     for parameter in section.parameters:
         if known_names.count(parameter) > 1 or parameter in (*RESERVED, *FUNCTIONS):

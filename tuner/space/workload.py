@@ -9,6 +9,9 @@ from tuner.runtime.expression import Expression, ExpressionError
 from tuner.runtime.flags import allowed, open_ended, spell_choices
 from tuner.runtime.signature import Signature
 
+_MOST = 2**63 - 1
+"""The largest extent: variants take them as 64-bit integers."""
+
 
 def parse_workload(signature: Signature, dtypes: Collection[str], text: str) -> Workload:
     """Return the workload that a text describes.
@@ -92,5 +95,7 @@ def _dims(signature: Signature, given: dict[str, str], where: str) -> dict[str, 
         extent = dims[name]
         if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:
             raise UsageError(f"{where}: {name}={extent} is not a whole number above 0")
+        if extent > _MOST:
+            raise UsageError(f"{where}: {name}={extent} is more than a variant can be told")
         extents[name] = extent
     return extents
