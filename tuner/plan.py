@@ -69,6 +69,20 @@ def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Kerne
     return found
 
 
+def check_request(catalog: Catalog, request: Request) -> None:
+    """Raise what is wrong with a request whatever the device, before one is asked.
+
+    Raises:
+        UsageError: A kernel is unknown, or a workload or a file of them is none.
+    """
+    specs = [load_space(catalog.space_path(name)) for name in request.kernels]
+    for path in request.captured:
+        read_captured_file(path)
+    if len(specs) == 1:
+        for text in request.workloads:
+            specs[0].workload(text)
+
+
 def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject]:
     """Return every workload to tune for, in the kernels' order.
 

@@ -39,13 +39,14 @@ def cover(template: TemplateSpec, limits: Mapping[str, int]) -> list[Candidate]:
     feasible = TemplateSet(template, {**limits, "itemsize": 4, **dict.fromkeys(GUARANTEES, False)})
     generator = np.random.default_rng(0)
     keys = generator.permutation(feasible.sample(4096, generator))
+    sample = [feasible.candidate(int(key)) for key in keys]
     wanted = {(name, value) for name, values in template.parameters for value in values}
+    wanted &= {item for candidate in sample for item in candidate.parameters}
     chosen = [template.default, *template.seeds]
     for candidate in chosen:
         wanted -= set(candidate.parameters)
-    for key in keys:
-        candidate = feasible.candidate(int(key))
-        if wanted & set(candidate.parameters):
-            wanted -= set(candidate.parameters)
-            chosen.append(candidate)
+    while wanted:  # each time the one with the most that no other has: few do
+        best = max(sample, key=lambda candidate: len(wanted.intersection(candidate.parameters)))
+        wanted -= set(best.parameters)
+        chosen.append(best)
     return list(dict.fromkeys(chosen))

@@ -27,7 +27,7 @@ from tuner.cli.seeding import print_landings, seeded
 from tuner.cover import limits_of
 from tuner.evidence.card import DeviceCard, card_of
 from tuner.package.freeze import check_output
-from tuner.plan import Request, plan
+from tuner.plan import Request, check_request, plan
 from tuner.records import DeviceInfo, Failure, UsageError, Winner, Workload
 from tuner.render import Renderer
 from tuner.seeds import Seed, read_seeds
@@ -111,6 +111,7 @@ def job_of(options: RunOptions, environment: Mapping[str, str]) -> Job:
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
     check_output(options.output)  # not after an hour
+    check_request(catalog, _request(options))
     seeds = {path: read_seeds(path) for path in options.seed_from}
     renderer = Renderer(catalog.template_folders)
     cards = cards_folder(options.store, environment)
@@ -127,8 +128,8 @@ def prepare(job: Job, device: DeviceInfo, workers: Workers, name: str) -> list[S
         name: Its store.
     """
     options = job.options
-    card = card_of(workers, job.cards)
     planned = plan(job.catalog, device, _request(options))
+    card = card_of(workers, job.cards)
     seeds = [seed for given in job.seeds.values() for seed in given]
     subjects = list(seeded(job.console, [within(card, item) for item in planned], seeds))
     store = Store(options.store, name)

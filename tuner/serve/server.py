@@ -18,6 +18,7 @@ from tuner.records import DeviceInfo, Rejection, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
 from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError
+from tuner.serve.presence import presence
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
 
@@ -56,6 +57,7 @@ class Server:
             "ready": self._ready,
             "prepare": self._prepare,
             "info": self._info,
+            "present": lambda message: {"found": presence(message["kinds"])},
             "compile": self._compile,
             "evaluate": self._evaluate,
             "verify": self._verify,
