@@ -32,20 +32,6 @@ WORKLOAD = Workload("scale", (("N", 3),), "float32")
 TIMED = Measurement(1.0, 0.9, 1.1, 10, "warm", 0.2)
 
 
-@pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder and return the error that it prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return run
-
-
 def succeed(*arguments: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
