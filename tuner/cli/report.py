@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,13 +42,18 @@ def write_report(
         )
     if output.is_dir():
         raise UsageError(f"--output {output}: is a folder; name a file, such as report.html")
+    nearest = next(folder for folder in output.absolute().parents if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise UsageError(
+            f"--output {output}: cannot be written: {nearest} is no folder, or closed"
+        )
     from tuner.report.chapters import read_chapters
     from tuner.report.page import Against, page_of
 
-    chapters = read_chapters(source, catalog, environment)
     other = None
     if against is not None:
         other = Against(str(against), read_chapters(against, catalog, environment))
+    chapters = read_chapters(source, catalog, environment)
     probed = probed_ceilings(cards_folder(source, environment))
     page = page_of(str(source), chapters, catalog.template_folders[-1], other, probed=probed)
     try:
