@@ -22,8 +22,9 @@ WAIT_S = 200.0
 """How long a test waits for what takes seconds: the machine may be slow, and busy."""
 
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # two processes with as many threads as there are cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # each process would have as many threads as cores
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads spin while they wait
 
 LONGEST = (
     *("test_triton_templates.py", "test_tune.py", "test_moe.py", "test_cluster.py"),

@@ -111,8 +111,8 @@ def job_of(options: RunOptions, environment: Mapping[str, str]) -> Job:
     catalog = Catalog(options.folders)
     budget = Budget.parse(options.budget)
     check_output(options.output)  # not after an hour
-    check_request(catalog, _request(options))
     seeds = {path: read_seeds(path) for path in options.seed_from}
+    check_request(catalog, _request(options))
     renderer = Renderer(catalog.template_folders)
     cards = cards_folder(options.store, environment)
     return Job(options, console, catalog, budget, seeds, renderer, cards)
