@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 120s
+TESTERS ?= 2
+QUICK := not gpu and not slow
 
 .PHONY: tune test check test-gpu test-slow golden clean
 
@@ -11,7 +13,9 @@ tune: $(STAMP)
 	$(BIN)/tune --budget $(BUDGET)
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -m "$(QUICK) and not alone" --numprocesses $(TESTERS) --dist loadfile \
+	  --no-loadscope-reorder
+	$(BIN)/pytest -m "$(QUICK) and alone"
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

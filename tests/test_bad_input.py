@@ -1,41 +1,36 @@
 """What users get wrong: a line that says so and exit status 2, never a traceback."""
 
 import json
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 from conftest import KERNELS, ROOT
 
 from tuner import codec
-from tuner.cli.devices import resolve_device
+from tuner.catalog import Catalog
+from tuner.children.child import ChildProcess
+from tuner.children.host import ChildLost
+from tuner.cli.devices import present_devices, resolve_device
 from tuner.cli.main import main
+from tuner.devices.cpu import Cpu
+from tuner.plan import Request, plan
 from tuner.records import Candidate, Measurement, Rejection, TunerError, Workload
 from tuner.runtime.moe.buffer import LowLatencyBuffer
 from tuner.runtime.moe.errors import MisuseError
 from tuner.runtime.moe.heap import LocalGroup
+from tuner.serve.__main__ import reply_to
+from tuner.serve.server import Server
 from tuner.store import Store, open_stores
 
 PACKAGE = ROOT / "kernels_generated"
 WORKLOAD = Workload("scale", (("N", 3),), "float32")
 TIMED = Measurement(1.0, 0.9, 1.1, 10, "warm", 0.2)
-
-
-@pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder and return the error that it prints."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return run
 
 
 def succeed(*arguments: str) -> None:
@@ -277,20 +272,32 @@ def test_what_is_or_looks_like_a_file_is_no_name_of_a_set(refused, tmp_path, nam
 GOOD = (KERNELS / "problems" / "scale.py").read_text()
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (GOOD.replace("def reference", "def referenz"), "scale.py: must define the function"),
-        (GOOD.replace("EDGE_SHAPES", "EDGES"), "scale.py: must define EDGE_SHAPES"),
-        (GOOD + "\nEDGE_SHAPES = ({'M': 3},)\n", "EDGE_SHAPES: {'M': 3} must give the extent"),
-        (GOOD + "\ndef reference(**_):\n    return {'z': 1}\n", "reference() must return"),
-        (GOOD + "\ndef reference(**_):\n    return 1 / 0\n", "reference: ZeroDivisionError"),
-        (GOOD + "\ndef tolerance(*_):\n    return {'rtoll': 1}\n", "tolerance() must return"),
-        (GOOD + "\nimport nonesuch\n", "scale.py:"),
-        (GOOD + "\nx = (\n", "SyntaxError"),
-    ],
-)
-def test_what_is_wrong_with_a_problem_is_one_line(refused, tmp_path, text, reason):
+BAD_PROBLEMS = [
+    (GOOD.replace("def reference", "def referenz"), "scale.py: must define the function"),
+    (GOOD.replace("EDGE_SHAPES", "EDGES"), "scale.py: must define EDGE_SHAPES"),
+    (GOOD + "\nEDGE_SHAPES = ({'M': 3},)\n", "EDGE_SHAPES: {'M': 3} must give the extent"),
+    (GOOD + "\ndef reference(**_):\n    return {'z': 1}\n", "reference() must return"),
+    (GOOD + "\ndef reference(**_):\n    return 1 / 0\n", "reference: ZeroDivisionError"),
+    (GOOD + "\ndef tolerance(*_):\n    return {'rtoll': 1}\n", "tolerance() must return"),
+    (GOOD + "\nimport nonesuch\n", "scale.py:"),
+    (GOOD + "\nx = (\n", "SyntaxError"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD_PROBLEMS)
+def test_what_is_wrong_with_a_problem_is_one_line(tmp_path, text, reason):
+    """What a child says of it, here in this process; the command passes on what it is told."""
+    own = Path(shutil.copytree(KERNELS, tmp_path / "own"))
+    (own / "problems" / "scale.py").write_text(text)
+    request = Request(("scale",), ("N=100,dtype=float32",))
+    (subject,) = plan(Catalog([own]), Cpu().info(), request)
+    server = Server(Cpu(), cache=tmp_path, compiler=None, announce=lambda _: None)
+    failure = reply_to(server, subject.task.message("prepare"))["failure"]
+    assert reason in failure and "\n" not in failure
+
+
+@pytest.mark.parametrize(("text", "reason"), [BAD_PROBLEMS[0], BAD_PROBLEMS[4]])
+def test_a_run_ends_with_what_is_wrong_with_a_problem(refused, tmp_path, text, reason):
     shutil.copytree(KERNELS, tmp_path / "own")
     (tmp_path / "own" / "problems" / "scale.py").write_text(text)
     workload = ("--workload", "N=100,dtype=float32", "--budget", "1trials")
@@ -326,16 +333,38 @@ def test_a_long_wrong_value_is_cut(refused, tmp_path):
     assert len(refused("run", "--device", "cpu", "--workloads", "long.yaml")) < 400
 
 
-def test_auto_asks_for_each_kind_once(monkeypatch):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """What this machine's children are asked, which are real but for what `lethal` names."""
+    messages, request = [], ChildProcess.request
+    lethal: set[str] = set()
 
-    def absent(kind, environment):
-        asked.append(kind)
-        raise TunerError("absent")
+    def note(child, message, *, timeout_s):
+        messages.append(message)
+        if lethal.intersection(message.get("kinds", ())):
+            child.kill()
+            raise ChildLost("killed by SIGSEGV", "start", timed_out=False)
+        return request(child, message, timeout_s=timeout_s)
 
-    monkeypatch.setattr("tuner.cli.devices.device_info", absent)
-    assert resolve_device("auto", {}) == "cpu"
-    assert sorted(asked) == ["accelerator", "cuda", "hip", "xpu"]
+    monkeypatch.setattr(ChildProcess, "request", note)
+    return messages, lethal
+
+
+def test_auto_asks_one_child_for_each_kind_once(asked):
+    if torch.accelerator.is_available():
+        pytest.skip("a card is here")
+    assert resolve_device("auto", dict(os.environ)) == "cpu"
+    (message,) = asked[0]
+    assert sorted(message["kinds"]) == ["accelerator", "cuda", "hip", "xpu"]
+
+
+def test_a_driver_that_kills_its_child_hides_no_other_device(asked):
+    messages, lethal = asked
+    lethal.add("xpu")
+    found = present_devices(dict(os.environ), ("hip", "xpu"))
+    assert [message["operation"] for message in messages] == ["present", "ready", "ready"]
+    assert "sees no AMD GPU here" in found["hip"]
+    assert "sees no Intel GPU" in found["xpu"]
 
 
 def test_asking_for_a_device_leaves_no_folder(tmp_path, monkeypatch):

@@ -256,6 +256,7 @@ def test_a_contender_that_fails_costs_nobody_else_a_row(package, tmp_path):
     assert float(found["tuner"]["median_ms"]) > 0
 
 
+@pytest.mark.alone
 def test_first_calls_with_stored_binaries_are_measured_beside_those_without(package, tmp_path):
     output = tmp_path / "first.csv"
     arguments = ["--package", str(package), "--device", "cpu", "--output", str(output)]

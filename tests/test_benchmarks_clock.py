@@ -137,6 +137,7 @@ def test_what_killed_a_child_is_not_begun_again(tmp_path):
     assert begun.first_time("a", 2)
 
 
+@pytest.mark.alone
 def test_variants_are_timed_beside_each_other_and_raced(tmp_path):
     output = tmp_path / "clock.csv"
     command = [sys.executable, str(ROOT / "benchmarks" / "clock_hardware.py"), "--device", "cpu"]

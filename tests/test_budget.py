@@ -2,6 +2,7 @@ import pytest
 
 from tuner.budget import Budget, Countdown
 from tuner.records import UsageError
+from tuner.run import final_seconds
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,7 @@ def test_what_others_took_is_set_aside_down_to_a_half():
     assert Budget(seconds=10.0).less(2.0) == Budget(seconds=8.0)
     assert Budget(seconds=10.0).less(9.0) == Budget(seconds=5.0)
     assert Budget(trials=10).less(9.0) == Budget(trials=10)
+
+
+def test_a_final_takes_a_fifth_of_the_whole_within_limits():
+    assert [final_seconds(total_s) for total_s in (0.0, 20.0, 3600.0)] == [1.0, 4.0, 10.0]

@@ -16,6 +16,8 @@ import clock as selection
 import spin
 from rows import read
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def spinning(tmp_path_factory) -> spin.Spin:

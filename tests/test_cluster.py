@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import KERNELS, ROOT
+from conftest import KERNELS, ROOT, WAIT_S
 
 from tuner.ahead import choose
 from tuner.catalog import Catalog
@@ -43,7 +43,6 @@ from tuner.cluster.station import Station  # noqa: E402
 
 SIZES = ("N=10000", "N=20000")
 STORE_BYTES = 80 * 2**20
-WAIT_S = 120.0
 
 
 def add_node(nodes: Nodes, *, cpus: int = 1, **options: object) -> object:
@@ -316,7 +315,7 @@ def test_an_address_where_no_cluster_is_is_said_at_once(address, words):
     started = time.monotonic()
     with pytest.raises(UsageError, match=words):
         connect(address)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
@@ -430,7 +429,7 @@ def test_a_station_tells_what_became_of_a_request(tmp_path, temporary):
     station = Station("cpu", dict(os.environ))
     try:
         key = station.start("measure")
-        failed = station.request(key, packed, files, compiled={}, timeout_s=60)
+        failed = station.request(key, packed, files, compiled={}, timeout_s=WAIT_S)
         assert "no such luck" in failed["failure"]
         assert str(temporary) not in failed["failure"]
         late = station.request(key, packed, files, compiled={}, timeout_s=0)

@@ -181,7 +181,7 @@ def mortal(crews, tmp_path, request) -> Iterator[tuple[Session, Mortal]]:
 def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_path):
     (session, host), other = mortal, fresh(crews[0], tmp_path)[1]
     logs = [Log(), Log()]
-    with Fleet(crews[1][:1], Budget(trials=12)) as fleet:
+    with Fleet(crews[1][:1], Budget(trials=8)) as fleet:
         fleet.join(session, logs[0])
         fleet.wait()
         assert fleet.idle
@@ -193,7 +193,7 @@ def test_what_a_lost_card_had_asked_for_is_tried_on_another(crews, mortal, tmp_p
         ((_, winner),) = fleet.results()
     assert isinstance(winner, Winner)
     trials = Store(tmp_path, other.device.arch).trials
-    assert [trial.card for trial in trials] == ["mortal"] * 2 + ["cpu:1"] * 10
+    assert [trial.card for trial in trials] == ["mortal"] * 2 + ["cpu:1"] * 6
     untold = set(host.asked["compile"]) - set(host.asked["evaluate"])
     assert len(untold) > 1
     assert {trial.source_sha256 for trial in trials[2:]} >= untold

@@ -99,7 +99,7 @@ MISTAKES = {
 """What to change in the file of the first seed with a value, or of the default."""
 
 # The first test waits for the child.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def spec_of(kernel: str) -> TemplateSpec:

@@ -26,7 +26,7 @@ MISTAKES = (
 )
 
 # The first test waits for the child.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def sample() -> list[Candidate]:

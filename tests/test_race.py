@@ -164,6 +164,7 @@ def test_a_result_survives_json():
     assert codec.from_json(RaceResult, codec.to_json(result)) == result
 
 
+@pytest.mark.alone
 def test_half_as_much_work_again_is_found_on_this_machine():
     class Host:
         def synchronize(self):
@@ -186,4 +187,4 @@ def test_half_as_much_work_again_is_found_on_this_machine():
     pick = finals.pick(result, equally_simple)
     assert pick.winner == "faster"
     assert pick.gain.value == pytest.approx(1.5, rel=0.1)
-    assert time.perf_counter() - start_s < 10.0
+    assert time.perf_counter() - start_s < 20.0

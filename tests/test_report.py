@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from browser import emulate, open_browser
-from conftest import KERNELS, ROOT
+from conftest import KERNELS, ROOT, WAIT_S
 
 from tuner.catalog import Catalog
 from tuner.cli.report import probed_ceilings, write_report
@@ -227,7 +227,7 @@ def test_the_page_works_in_a_browser(page, tmp_path):
         assert browser.get_log("browser") == []
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = WAIT_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

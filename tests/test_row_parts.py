@@ -38,7 +38,7 @@ def play(kernel: str, folder: Path, *mistake: str) -> subprocess.CompletedProces
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 

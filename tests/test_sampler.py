@@ -171,6 +171,7 @@ def test_ten_million_combinations_are_searched_better_than_by_four_times_as_many
     assert np.mean(found) < np.mean(drawn)
 
 
+@pytest.mark.alone
 def test_a_proposal_takes_less_than_50_ms_on_one_core():
     random = np.random.default_rng(0)
     shape = (4, 4, 3, 3, 3, 3, 4, 4, 3)

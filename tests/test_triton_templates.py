@@ -1,8 +1,8 @@
 """Every structural branch of the Triton and Gluon templates: interpreted, and compiled for GPUs.
 
 Children do the work, since triton reads its environment when it is imported: one interprets each
-variant of `VARIANTS` on small odd shapes, others compile them, and each template's default and
-seeds, for cards that need not be present.
+variant of `VARIANTS` on small odd shapes, others compile each template's default and seeds for
+cards that need not be present, and of `VARIANTS` those with a choice that these do not take.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ROOT = Path(__file__).parent.parent
 CATALOG = Catalog()
 TARGETS = ("cuda:90", "cuda:80", "hip:gfx942")
 MODES = ("interpret", TARGETS[0], " ".join(TARGETS[1:]))
+REST = "the rest"
+"""Work for the first target: what the quick tests leave out."""
 
 # Small tiles reach the loops' ends and the masks on shapes that an interpreter can bear.
 TILES = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "NUM_WARPS": 4, "NUM_STAGES": 2}
@@ -335,13 +337,43 @@ def first_choices(target: str) -> list[tuple[str, str, int]]:
     ]
 
 
-class Children:
-    """Starts a child for each of `MODES` at once and hands out what they reported."""
+def structural(template) -> set[tuple[str, object]]:
+    """Return the choices of a template that change its text, not only sizes in it."""
+    return {
+        (name, value)
+        for name, values in template.parameters
+        for value in values
+        if isinstance(value, bool | str) or value == 0
+    }
 
-    def __init__(self, folder: Path) -> None:
+
+def compiled_variants(template, variants: list[dict], *, rest: bool = False) -> list[int]:
+    """Return the numbers of variants with structural choices of which no first choice has one.
+
+    Args:
+        template: Their template.
+        variants: Values of the parameters.
+        rest: Whether to return all others instead.
+    """
+    left = structural(template)
+    for candidate in (template.default, *template.seeds):
+        left -= set(candidate.parameters)
+    chosen = []
+    while wanted := [len(left & set(values.items())) for values in variants]:
+        if not max(wanted):
+            break
+        chosen.append(wanted.index(max(wanted)))
+        left -= set(variants[chosen[-1]].items())
+    return [number for number in range(len(variants)) if (number in chosen) is not rest]
+
+
+class Children:
+    """Starts a child for each mode at once and hands out what they reported."""
+
+    def __init__(self, folder: Path, modes: tuple[str, ...] = MODES) -> None:
         self._reports: dict[str, dict] = {}
         self._running = {}
-        for mode in MODES:
+        for mode in modes:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder)}
             environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             environment |= {"TRITON_INTERPRET": "1"} if mode == "interpret" else {}
@@ -356,7 +388,7 @@ class Children:
     def report(self, work: str) -> dict:
         """Return what the interpreter, or the compiler for a target, had to say."""
         if work not in self._reports:
-            mode = next(mode for mode in MODES if work in mode)
+            mode = next(mode for mode in self._running if work in mode)
             out, errors = self._running[mode].communicate()
             assert self._running[mode].returncode == 0, errors[-3000:]
             self._reports |= json.loads(out.splitlines()[-1])
@@ -380,6 +412,13 @@ def test_variants_and_first_choices_compile(children, target):
     assert not failures
 
 
+@pytest.mark.slow
+def test_all_other_variants_and_flags_compile(tmp_path):
+    results = Children(tmp_path, (REST,)).report(REST)
+    assert results
+    assert {name: found for name, found in results.items() if isinstance(found, str)} == {}
+
+
 def test_products_are_rounded_to_tf32_where_that_is_allowed_alone(children):
     report = children.report("cuda:90")
     assert (report["rounds"], report["rounds if allowed"]) == (0, 1)
@@ -394,6 +433,19 @@ def test_the_variants_take_every_structural_choice(spec, template):
             assert taken >= set(values), name
         elif 0 in values:
             assert 0 in taken and taken != {0}, name
+
+
+@pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
+def test_what_is_compiled_takes_every_structural_choice(spec, template):
+    variants = VARIANTS[spec.kernel, template.name]
+    taken = {
+        item
+        for number in compiled_variants(template, variants)
+        for item in variants[number].items()
+    }
+    for candidate in (template.default, *template.seeds):
+        taken |= set(candidate.parameters)
+    assert taken >= structural(template)
 
 
 @pytest.mark.parametrize(("spec", "template"), EVERY_TEMPLATE)
@@ -517,25 +569,28 @@ def some_flags(kernel: str, every: bool) -> list[dict]:
 
 
 def compile_all(target: str, folder: Path) -> dict[str, int | str]:
-    """Return the shared bytes of each variant and first choice, or why it does not compile."""
-    report: dict[str, int | str] = {}
+    """Return the shared bytes of each first choice and of some variants, or what is wrong."""
+    rest, report = target == REST, {}
     specs = {(spec.kernel, template.name): (spec, template) for spec, template in TEMPLATES}
+    target = TARGETS[0] if rest else target
     for kernel, name, number in first_choices(target):
         spec, template = specs[kernel, name]
         parameters = dict((template.default, *template.seeds)[number].parameters)
         path = write(kernel, name, parameters, folder)
-        report[f"{kernel}/{name}/first{number}"] = compiled(spec, path, target)
-        if more := MORE_FLAGS.get(kernel):
+        if not rest:
+            report[f"{kernel}/{name}/first{number}"] = compiled(spec, path, target)
+        more = MORE_FLAGS.get(kernel)
+        if more and (number > 0) is rest:
             report[f"{kernel}/{name}/first{number}{more}"] = compiled(spec, path, target, more)
-    if target == "cuda:90":
-        report["rounds"] = rounds(target, folder, "")
-        report["rounds if allowed"] = rounds(target, folder, ",allow_tf32=true")
+    if target == TARGETS[0]:
         for (kernel, name), variants in VARIANTS.items():
-            spec = load_space(CATALOG.space_path(kernel))
-            for number, parameters in enumerate(variants):
-                parameters = {**parameters, **COMPILED.get((kernel, name), {})}
+            spec, template = specs[kernel, name]
+            for number in compiled_variants(template, variants, rest=rest):
+                parameters = {**variants[number], **COMPILED.get((kernel, name), {})}
                 path = write(kernel, name, parameters, folder)
                 report[f"{kernel}/{name}/{number}"] = compiled(spec, path, target)
+        report["rounds"] = rounds(target, folder, "")
+        report["rounds if allowed"] = rounds(target, folder, ",allow_tf32=true")
     return report
 
 
@@ -586,6 +641,6 @@ if __name__ == "__main__":
         folder = Path(scratch)
         report = {
             work: interpret(folder) if work == "interpret" else compile_all(work, folder)
-            for work in sys.argv[1].split()
+            for work in ([REST] if sys.argv[1] == REST else sys.argv[1].split())
         }
         print(json.dumps(report))

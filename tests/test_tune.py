@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import KERNELS, ROOT
+from conftest import KERNELS, ROOT, WAIT_S
 
 from tuner.records import Measurement, Rejection
 from tuner.store import open_stores
@@ -78,6 +79,7 @@ def test_a_budget_that_is_short_for_its_workloads_is_said_to_be(tune):
     assert "2 s for each of 2 workloads is short for a search: --budget 20s" in printed
 
 
+@pytest.mark.alone
 def test_the_winner_beats_a_default_that_wastes_time(tune, tmp_path):
     done = tune("scale", *OWN, "--budget", "12trials", "--json")
     (winner,) = json.loads(done.stdout)
@@ -179,7 +181,9 @@ def test_a_kill_loses_no_finished_trial_and_breaks_no_package(tune, tmp_path, ki
             assert len(trials_of(tmp_path)) >= reported
         if (tmp_path / "kernels_generated" / "__init__.py").exists():
             imports(tmp_path, "import kernels_generated")
-    time.sleep(1.0)
+    deadline = time.monotonic() + WAIT_S  # a child is killed with its parent, not before it
+    while children_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert children_of(tmp_path) == []
     done = tune("scale", *OWN, "--budget", "3trials")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -192,7 +196,7 @@ def test_an_interrupt_freezes_the_best_so_far(tmp_path):
         if "trial 3" in line:
             break
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1  # one workload was not begun
     assert "import: from kernels_generated import" in printed
     assert "Traceback" not in printed
@@ -200,12 +204,16 @@ def test_an_interrupt_freezes_the_best_so_far(tmp_path):
 
 
 def test_an_interrupt_before_anything_was_timed_says_so(tmp_path):
-    process = start(tmp_path, "matmul", "--device", "cpu", "--budget", "120s")
+    shutil.copytree(KERNELS, tmp_path / "own")
+    space = tmp_path / "own" / "search_spaces" / "hostile.yaml"
+    space.write_text(space.read_text().replace("{FAULT: none}", "{FAULT: compile_hang}"))
+    own = ("--kernels", "own", "--device", "cpu")
+    process = start(tmp_path, "hostile", *own, "--budget", "120s", "--timeout", "100")
     for line in process.stdout:
         if "candidates" in line:
             break
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "none: interrupted" in " ".join(printed.replace("│", " ").split()), printed
 
@@ -219,7 +227,7 @@ def test_an_interrupt_in_the_final_freezes_what_won_before(tmp_path):
         if finals == 2:
             break
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=WAIT_S)
     assert process.returncode in (0, 1)  # 0 if the final was over before the interrupt came
     imports(tmp_path, "import torch; from kernels_generated import scale; scale(torch.ones(3))")
 
@@ -230,7 +238,7 @@ def test_two_runs_share_a_store(tmp_path):
         for seed in range(2)
     ]
     for process in runs:
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, printed
     trials = trials_of(tmp_path)
     assert [trial.number for trial in trials] == list(range(len(trials)))
@@ -248,7 +256,7 @@ def test_what_needs_no_device_loads_no_torch_and_is_quick(command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
 
 
 @pytest.mark.parametrize(
@@ -266,11 +274,10 @@ def test_what_needs_no_device_loads_no_torch_and_is_quick(command):
         (("scale", "--output", "tests"), "tests"),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_is_allowed(tune, tmp_path, arguments, message):
+def test_bad_input_is_one_line_that_says_what_is_allowed(refused, tmp_path, arguments, message):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "precious.txt").touch()
-    done = tune(*OWN, *arguments) if "tpu" not in arguments else tune(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    said = refused(*OWN[: 2 if "tpu" in arguments else 4], *arguments)
+    assert message in said
+    assert "Traceback" not in said
     assert not (tmp_path / "kernels_generated").exists()

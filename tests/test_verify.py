@@ -52,8 +52,9 @@ def test_a_right_kernel_passes_every_case(tmp_path):
     ],
 )
 def test_a_fault_fails_its_case_and_not_the_run(tmp_path, fault, reason):
-    options = ("hostile", "--kernels", str(KERNELS), "--device", "cpu", "--timeout", "2")
-    done = verify(tmp_path, *options, "--set", f"FAULT={fault}", "--sample", "2")
+    options = ("hostile", "--kernels", str(KERNELS), "--device", "cpu")
+    timeout = ("--timeout", "2" if fault == "hang" else "60")
+    done = verify(tmp_path, *options, *timeout, "--set", f"FAULT={fault}", "--sample", "2")
     *lines, last = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert last == "2 of 2 failed"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from browser import open_browser
-from conftest import ROOT
+from conftest import ROOT, WAIT_S
 from rich.console import Console
 
 from tuner.cli.display import Progress
@@ -58,7 +58,7 @@ def watch(folder: Path, *arguments: str, **options) -> subprocess.Popen[str]:
 
 def test_once_prints_a_table_and_ends(store, tmp_path):
     process = watch(tmp_path, "--once", stdout=subprocess.PIPE)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     (row,) = [line for line in printed.splitlines() if "N=3" in line]
     for words in ("1 compile", "2 ms", "1 ms", "2.00x", "trial 2", "not yet"):
@@ -73,7 +73,7 @@ def test_a_pipe_gets_a_line_for_every_new_trial(store, tmp_path):
     add(store, 8, 0.5)
     assert "trial 3: 0.5 ms | best 0.5 ms" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=20)
+    printed, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert "stopped watching .tuner" in printed
 
@@ -83,14 +83,14 @@ def test_a_terminal_shows_a_table_that_moves(store, tmp_path):
     process = watch(tmp_path, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S
     while b"trial 3" not in seen and time.monotonic() < deadline:
         if b"trial 2" in seen and b"0.5 ms" not in seen:
             add(store, 8, 0.5)
         seen += os.read(ours, 65536)
     assert b"4.00x" in seen
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(WAIT_S) == 0
     os.close(ours)
 
 
@@ -151,18 +151,18 @@ def test_the_dashboard_shows_an_exported_study(store, tmp_path):
         assert [trial["state"] for trial in study["trials"]] == ["Complete", "Pruned", "Complete"]
         with open_browser(tmp_path / "profile") as browser:
             browser.get(f"{address}/dashboard/studies/{summary['study_id']}")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + WAIT_S
             while summary["study_name"] not in browser.find_element("tag name", "body").text:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(WAIT_S)
 
 
 def fetch(address: str) -> dict:
     """Return a server's answer, once it answers."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S
     while True:
         try:
             with urllib.request.urlopen(address, timeout=10) as reply:

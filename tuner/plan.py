@@ -73,6 +73,23 @@ def kernels_for(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Kerne
     return found
 
 
+def check_request(catalog: Catalog, request: Request) -> None:
+    """Raise what is wrong with a request whatever the device, before one is asked.
+
+    Raises:
+        UsageError: A kernel is unknown, or a workload, a set or a file of them is none.
+    """
+    specs = [load_space(catalog.space_path(name)) for name in request.kernels]
+    for path in request.captured:
+        read_captured_file(path)
+    for spec in specs:
+        for name in request.sets:
+            _require_set(spec, name)
+    if len(specs) == 1:
+        for text in request.workloads:
+            specs[0].workload(text)
+
+
 def plan(catalog: Catalog, device: DeviceInfo, request: Request) -> list[Subject]:
     """Return every workload to tune for, in the kernels' order.
 
@@ -166,10 +183,15 @@ def _workloads(spec: KernelSpec, kind: str, request: Request) -> Iterator[Worklo
     for name in request.sets or (starter if starter in spec.workloads else "starter",):
         if name not in spec.workloads:
             if request.kernels:
-                known = ", ".join(spec.workloads)
-                raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
+                _require_set(spec, name)
             continue
         yield from (item for item in spec.workloads[name] if item.dtype in dtypes)
+
+
+def _require_set(spec: KernelSpec, name: str) -> None:
+    if name not in spec.workloads:
+        known = ", ".join(spec.workloads)
+        raise UsageError(f"{spec.kernel} has no workloads {name!r}; it has: {known}")
 
 
 def _dtypes(spec: KernelSpec, kind: str) -> set[str]:

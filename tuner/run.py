@@ -98,9 +98,9 @@ class _Tuning:
         self._session = session
         self._subject = subject
         self._observer = observer
-        self._final_s = _final_seconds(budget)
-        search = budget
+        self._in_trials, search = budget.seconds is None, budget
         if budget.seconds is not None:
+            self._final_s = final_seconds(budget.seconds)
             search = Budget(seconds=max(budget.seconds - self._final_s, 0.0))
         self._countdown = Countdown(search, session.stop)
         self.interrupted = False
@@ -116,6 +116,9 @@ class _Tuning:
             self._session.workers.restart()
         if self.interrupted or self._session.stop.is_set():
             self._final_s = _FINAL_LEAST_S
+        elif self._in_trials:  # those of earlier runs race, too
+            searched_s = sum(trial.seconds for trial in study.trials)
+            self._final_s = final_seconds(searched_s / (1 - _FINAL_SHARE))
         final = Final(self._session, self._subject, study, self._observer.trial)
         winner = final.hold(self._final_s, partial(self._observer.final, workload))
         if winner is None:
@@ -124,6 +127,6 @@ class _Tuning:
         return winner
 
 
-def _final_seconds(budget: Budget) -> float:
-    share = _FINAL_MOST_S if budget.seconds is None else _FINAL_SHARE * budget.seconds
-    return min(max(share, _FINAL_LEAST_S), _FINAL_MOST_S)
+def final_seconds(total_s: float) -> float:
+    """Return how long a final may take of the seconds that search and final take together."""
+    return min(max(_FINAL_SHARE * total_s, _FINAL_LEAST_S), _FINAL_MOST_S)

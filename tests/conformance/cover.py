@@ -1,8 +1,9 @@
-"""A few candidates that together take every value of every parameter."""
+"""A few candidates that together take every value, or every pair of values, of the parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 import numpy as np
 
@@ -31,21 +32,29 @@ def templates(language: str) -> Iterator[tuple[KernelSpec, TemplateSpec]]:
                 yield spec, template
 
 
-def cover(template: TemplateSpec, limits: Mapping[str, int]) -> list[Candidate]:
+def cover(template: TemplateSet, limits: Mapping[str, int], *, size: int = 1) -> list[Candidate]:
     """Return feasible candidates in which every value of every parameter occurs.
 
     Values that no feasible candidate has are left out.
+
+    Args:
+        template: The template.
+        limits: The device's.
+        size: Of how many parameters every combination of values is to occur.
     """
     feasible = TemplateSet(template, {**limits, "itemsize": 4, **dict.fromkeys(GUARANTEES, False)})
     generator = np.random.default_rng(0)
     keys = generator.permutation(feasible.sample(4096, generator))
-    wanted = {(name, value) for name, values in template.parameters for value in values}
+    sample = {candidate: choices(candidate, size) for candidate in map(feasible.candidate, keys)}
     chosen = [template.default, *template.seeds]
-    for candidate in chosen:
-        wanted -= set(candidate.parameters)
-    for key in keys:
-        candidate = feasible.candidate(int(key))
-        if wanted & set(candidate.parameters):
-            wanted -= set(candidate.parameters)
-            chosen.append(candidate)
+    wanted = set().union(*sample.values()).difference(*(choices(item, size) for item in chosen))
+    while wanted:  # each time the one with the most that the chosen lack: so few do
+        best = max(sample, key=lambda candidate: len(wanted & sample[candidate]))
+        wanted -= sample[best]
+        chosen.append(best)
     return list(dict.fromkeys(chosen))
+
+
+def choices(candidate: Candidate, size: int) -> set[tuple[tuple[str, object], ...]]:
+    """Return every combination of so many of a candidate's values."""
+    return set(combinations(candidate.parameters, size))

@@ -35,9 +35,23 @@ def examples_of(spec) -> list[Example]:
 
 @pytest.mark.parametrize(("spec", "template", "candidate"), CASES)
 def test_a_variant_is_right_on_odd_shapes(spec, template, candidate, tmp_path_factory):
+    check(spec, candidate, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("spec", "template"),
+    [pytest.param(spec, template, id=spec.kernel) for spec, template in templates("cpp")],
+)
+def test_every_pair_of_values_is_right_on_odd_shapes(spec, template, tmp_path):
+    for candidate in cover(template, LIMITS, size=2):
+        check(spec, candidate, tmp_path)
+
+
+def check(spec, candidate, folder) -> None:
     catalog = Catalog()
     source = Renderer(catalog.template_folders).render(spec.kernel, "cpp", candidate)
-    folder = tmp_path_factory.getbasetemp()
     path = folder / f"{source.sha256}.cpp"
     path.write_text(source.text)
     variant = load_variant(spec.signature, "cpp", path=path, cache=folder)

@@ -16,6 +16,7 @@ from tuner.fleet import run_on
 from tuner.records import DeviceInfo, Failure, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import run
+from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.session import Session, Subject
 from tuner.store import Store
 
@@ -28,6 +29,7 @@ def crews_of(
     jobs = max(jobs_or_cores(options.jobs) // len(names), 1)
     for name in names:
         _require_timed(name)
+        _require_compiler(name, environment)
         yield workers_for(
             name, options.store, environment, jobs=jobs, limits=limits, ranks=options.ranks
         )
@@ -99,3 +101,12 @@ def _require_timed(name: str) -> None:
             f"--device {name}: it never times, so nothing can be tuned on it; "
             "`tune verify` runs there"
         )
+
+
+def _require_compiler(name: str, environment: Mapping[str, str]) -> None:
+    """Refuse a device whose variants nothing here compiles, before a child is started."""
+    if "cpp" in device_class(split_device(name)[0]).languages:
+        try:
+            compiler_version(find_compiler(environment.get("CXX")))
+        except FileNotFoundError as error:
+            raise UsageError(str(error)) from error

@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tuner import codec
 from tuner.catalog import device_class, device_kinds, split_device
 from tuner.children.child import child_spec
+from tuner.children.host import ChildLost
 from tuner.children.task import DEFAULT_LIMITS, Limits
 from tuner.children.worker import Workers
 from tuner.records import DeviceInfo, TunerError, UsageError
 
 _ACCELERATORS = ("cuda", "hip", "xpu", "accelerator")
 """What ``auto`` stands for: the first that is here."""
+
+_TIMEOUT_S = 300.0
 
 
 def device_info(name: str, environment: Mapping[str, str]) -> DeviceInfo:
@@ -36,15 +40,37 @@ def present_devices(
 ) -> dict[str, DeviceInfo | str]:
     """Return for every kind, or those given, the device that is here or why there is none."""
     asked = device_kinds() if kinds is None else kinds
+    groups: dict[object, list[str]] = {}  # of those that one child can look for
+    for kind in asked:
+        own = "cpu" if kind == "cpu" else device_class(kind).environment
+        groups.setdefault(own, []).append(kind)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        parts = pool.map(lambda group: _look_for(group, environment), groups.values())
+        found = {kind: item for part in parts for kind, item in part.items()}
+    return {kind: found[kind] for kind in asked}
 
-    def look_for(kind: str) -> DeviceInfo | str:
+
+def _look_for(kinds: Sequence[str], environment: Mapping[str, str]) -> dict[str, DeviceInfo | str]:
+    if len(kinds) == 1:
         try:
-            return device_info(kind, environment)
+            return {kinds[0]: device_info(kinds[0], environment)}
         except TunerError as error:
-            return f"not here: {error}"
-
-    with ThreadPoolExecutor(len(asked)) as pool:  # each loads torch in a child
-        return dict(zip(asked, pool.map(look_for, asked), strict=True))
+            return {kinds[0]: f"not here: {error}"}
+    message = {"operation": "present", "kinds": kinds}
+    with TemporaryDirectory(prefix="tuner-") as folder:
+        spec = child_spec(kinds[0], Path(folder), environment)
+        with spec.start("measure") as child:
+            try:
+                reply = child.request(message, timeout_s=_TIMEOUT_S)
+            except ChildLost:  # by the driver of one kind: each alone says by which
+                parts = [_look_for([kind], environment) for kind in kinds]
+                return {kind: item for part in parts for kind, item in part.items()}
+    return {
+        kind: codec.from_json(DeviceInfo, item["info"])
+        if "info" in item
+        else f"not here: {item['absent']}"
+        for kind, item in reply["found"].items()
+    }
 
 
 def resolve_device(name: str, environment: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from tuner.cli.display import make_console
 from tuner.cli.probe import cards_folder
 from tuner.package.files import require_folder
 from tuner.package.freeze import check_output
+from tuner.plan import Request, check_request
 from tuner.render import Renderer
 from tuner.seeds import Seed, read_seeds
 
@@ -51,6 +52,7 @@ class Job:
         options: The command line.
         console: Where to print.
         catalog: Where the kernels are.
+        request: What to tune for.
         budget: How long to search.
         seeds: What others found, by file.
         renderer: Renders the candidates.
@@ -60,6 +62,7 @@ class Job:
     options: RunOptions
     console: Console
     catalog: Catalog
+    request: Request
     budget: Budget
     seeds: Mapping[Path, Sequence[Seed]]
     renderer: Renderer
@@ -74,6 +77,20 @@ def job_of(options: RunOptions, environment: Mapping[str, str]) -> Job:
     require_folder("--output", options.output)  # not after an hour
     check_output(options.output)
     seeds = {path: read_seeds(path) for path in options.seed_from}
+    request = _request(options)
+    check_request(catalog, request)
     renderer = Renderer(catalog.template_folders)
     cards = cards_folder(options.store, environment)
-    return Job(options, console, catalog, budget, seeds, renderer, cards)
+    return Job(options, console, catalog, request, budget, seeds, renderer, cards)
+
+
+def _request(options: RunOptions) -> Request:
+    """Return what to tune for; what is or looks like a file among the sets is a captured one."""
+    files = [name for name in options.sets if _is_file(name)]
+    sets = tuple(name for name in options.sets if name not in files)
+    captured = tuple(map(Path, files))
+    return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file()

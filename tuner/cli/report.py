@@ -43,10 +43,10 @@ def write_report(
     from tuner.report.chapters import read_chapters
     from tuner.report.page import Against, page_of
 
-    chapters = read_chapters(source, catalog, environment)
     other = None
     if against is not None:
         other = Against(str(against), read_chapters(against, catalog, environment))
+    chapters = read_chapters(source, catalog, environment)
     probed = probed_ceilings(cards_folder(source, environment))
     page = page_of(str(source), chapters, catalog.template_folders[-1], other, probed=probed)
     replace(output, page)

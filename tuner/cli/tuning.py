@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from tuner.children.worker import Workers
 from tuner.cli.crew import crews_of, run_sessions, same_device, session_of, store_name
@@ -16,7 +15,7 @@ from tuner.cli.ending import Ended, freeze_ended, report_run
 from tuner.cli.job import Job, RunOptions, job_of
 from tuner.cli.seeding import seeded
 from tuner.evidence.card import DeviceCard, card_of
-from tuner.plan import Request, plan
+from tuner.plan import plan
 from tuner.records import DeviceInfo, TunerError
 from tuner.session import Subject
 from tuner.store import Store
@@ -58,8 +57,8 @@ def prepare(job: Job, device: DeviceInfo, workers: Workers, name: str) -> list[S
         name: Its store.
     """
     options = job.options
+    planned = plan(job.catalog, device, job.request)
     card = card_of(workers, job.cards)
-    planned = plan(job.catalog, device, _request(options))
     subjects = list(seeded(job.console, [within(card, item) for item in planned], job.seeds))
     store = Store(options.store, name)
     if options.fresh:
@@ -80,15 +79,3 @@ def within(card: DeviceCard, subject: Subject) -> Subject:
     """Return a subject whose times must be possible by a device's card."""
     ceilings = card.ceilings(subject.task.workload.dtype)
     return replace(subject, task=replace(subject.task, ceilings=ceilings))
-
-
-def _request(options: RunOptions) -> Request:
-    """Return what to tune for; what is or looks like a file among the sets is a captured one."""
-    files = [name for name in options.sets if _is_file(name)]
-    sets = tuple(name for name in options.sets if name not in files)
-    captured = tuple(map(Path, files))
-    return Request(options.kernels, options.workloads, sets, captured, options.goal, options.ranks)
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> None:
         arguments: Role, device, file descriptors of requests and replies, the parent's process
             id, the cache folder, the compiler and the number of ranks.
     """
+    gc.disable()  # what importing torch makes is kept: to look for garbage in it takes long
     role, name, requests, replies, parent, cache, compiler, ranks = arguments
     die_with_parent(role, int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -51,13 +53,20 @@ def main(arguments: list[str]) -> None:
     )
     with os.fdopen(int(requests)) as lines:
         for line in lines:
-            message = json.loads(line)
-            try:
-                send(server.answer(message))
-            except (TunerError, InputError) as error:
-                send({"failure": str(error)})
-            except Exception as error:
-                send({"failure": fault_of(error, message.get("problem"))})
+            send(reply_to(server, json.loads(line)))
+            if not gc.isenabled():
+                gc.freeze()
+                gc.enable()
+
+
+def reply_to(server: Server, message: Message) -> Message:
+    """Return what the server answers, or why the run cannot go on."""
+    try:
+        return server.answer(message)
+    except (TunerError, InputError) as error:
+        return {"failure": str(error)}
+    except Exception as error:
+        return {"failure": fault_of(error, message.get("problem"))}
 
 
 if __name__ == "__main__":

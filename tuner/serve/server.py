@@ -18,6 +18,7 @@ from tuner.records import DeviceInfo, Workload
 from tuner.runtime.cpp import compiler_version, find_compiler
 from tuner.runtime.signature import Signature
 from tuner.serve.blame import BlamedVariant, BlamingTimer, Rejected, VariantError, rejection_of
+from tuner.serve.presence import presence
 from tuner.timing.clock import Clock
 
 Message = dict[str, Any]
@@ -55,6 +56,7 @@ class Server:
             "ready": self._ready,
             "prepare": self._prepare,
             "info": self._info,
+            "present": lambda message: {"found": presence(message["kinds"])},
             "compile": self._compile,
             "evaluate": self._evaluate,
             "verify": self._verify,
