@@ -60,17 +60,15 @@ def reference(
     first = torch.full((ranks, tokens, experts + 1), topk, device=device)
     for choice in reversed(range(topk)):
         first.scatter_(2, index[..., choice : choice + 1], choice)
-    first = first[..., :experts]
-    named = (first < topk).long()
+    named = (first[..., :experts] < topk).long()
     slots = named.cumsum(dim=1) - named  # [ranks, tokens, experts]
     count = named.sum(dim=1)  # [ranks, experts]
     begin = count.cumsum(dim=0) - count
     rank, token, expert = named.nonzero(as_tuple=True)
     row = begin[rank, expert] + slots[rank, token, expert]
-    shape = (experts, ranks * tokens)
-    source = torch.full(shape, -1, dtype=torch.int64, device=device)
+    source = torch.full((experts, ranks * tokens), -1, device=device)
     source[expert, row] = token * topk + first[rank, token, expert]
-    packed = torch.full((*shape, groups, channels), torch.nan, dtype=x.dtype, device=device)
+    packed = torch.full((*source.shape, groups, channels), torch.nan, dtype=x.dtype, device=device)
     packed[expert, row] = x[rank, token]
     quantised, scales = quantise(packed)
     nothing = torch.full_like(packed, torch.nan)
