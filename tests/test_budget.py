@@ -46,5 +46,5 @@ def test_what_others_took_is_set_aside_down_to_a_half():
     assert Budget(trials=10).less(9.0) == Budget(trials=10)
 
 
-def test_a_final_takes_a_fifth_of_the_whole_within_limits():
-    assert [final_seconds(total_s) for total_s in (0.0, 20.0, 3600.0)] == [1.0, 4.0, 10.0]
+def test_a_final_takes_a_tenth_of_the_whole_within_limits():
+    assert [final_seconds(total_s) for total_s in (0.0, 20.0, 3600.0)] == [1.0, 2.0, 5.0]

@@ -195,16 +195,17 @@ VARIANTS["attention_backward", "gluon_sm90"] = product(
 )
 VARIANTS["attention_backward", "gluon_sm90"] += product(
     {
-        **{"SCHEDULE": "paired", "BLOCK_M": 128, "BLOCK_N": 128, "DQ_MODE": "linear_writer"},
+        **{"SCHEDULE": "paired", "BLOCK_M": 128, "BLOCK_N": 128},
         **{"Q_STAGES": 2, "DO_STAGES": 2, "DQ_STAGES": 1, "DS_STAGES": 2, "DQ_SPLIT": 1},
         **{"PRODUCTS": "dq_first", "DQ_SWIZZLE": 128, "PROGRAMS": 1, "WORKER_REGISTERS": 24},
     },
     ARRIVALS=("single", "grouped", "grouped"),
+    DQ_MODE=("linear_writer", "linear_finisher", "linear_writer"),
     DS_ORDER=("queries", "keys", "queries"),
     P_ROUNDED=(True, False),
     STATS=("loads", "tma_late", "tma"),
-    MASKING=("always", "split"),
-    ORDER=("heads", "turns", "tiles"),
+    MASKING=("always", "split", "skip"),
+    ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(False, True, True),
 )
 VARIANTS["attention_forward", "gluon_sm90"] = product(
@@ -212,15 +213,15 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     CONSUMERS=(1, 2, 3),
     PINGPONG=(False, True, False),
     MASKING=("split", "always"),
-    ORDER=("heads", "tiles"),
+    ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(True, True, False),
     PROGRAMS=(2, 1),
 )
 VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
-    {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
+    {"BLOCK_N": 32, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
     PINGPONG=(True, False),
     MASKING=("split", "always"),
-    ORDER=("heads", "tiles"),
+    ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(True, False),
 )
 

@@ -128,7 +128,7 @@ def test_the_same_command_continues(tune, tmp_path):
     assert "are known" not in fresh.stdout
 
 
-def test_a_final_far_slower_than_the_search_is_refused(tune, tmp_path):
+def test_a_final_far_slower_than_the_search_says_so(tune, tmp_path):
     tune("scale", *OWN, "--budget", "4trials")
     (store,) = (tmp_path / ".tuner").glob("*/trials.jsonl")
     text = re.sub(
@@ -138,10 +138,10 @@ def test_a_final_far_slower_than_the_search_is_refused(tune, tmp_path):
     )
     store.write_text(text)
     done = tune("scale", *OWN, "--budget", "1trials", "--json")
-    assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert re.search(r"took .* ms in the search and takes .* ms in its final", said), said
-    assert "tune again when it is quiet" in said
+    assert done.returncode == 0
+    (winner,) = json.loads(done.stdout)
+    assert re.search(r"took .* ms in the search and takes .* ms in its final", winner["disturbed"])
+    assert "tune again when it is quiet" in done.stderr
 
 
 def test_a_workload_too_short_for_the_clock_costs_itself_alone(tune, tmp_path):

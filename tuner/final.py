@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 
 from tuner import codec
 from tuner.children.worker import Lethal
-from tuner.records import Candidate, Measurement, Rejection, Source, TunerError, Winner
+from tuner.records import Candidate, Measurement, Rejection, Source, Winner
 from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Report, Study
 from tuner.timing import finals
@@ -21,11 +22,8 @@ _FINALISTS = 4
 _BLOCKS = 15
 _CALLS_PER_VISIT = 2
 _CEILING_S = 40.0
-_ATTEMPTS = 3
-
-
-class Disturbed(TunerError):
-    """The machine was too busy for a final whose times can be believed."""
+_PAUSES_S = (0.0, 0.5, 2.0)
+"""Before each race of a final, as long as its times are far from the search's."""
 
 
 class Final:
@@ -56,7 +54,6 @@ class Final:
 
         Raises:
             DefaultRejected: The default is wrong on an odd shape, or the race rejects it.
-            Disturbed: The finalists take far longer than in the search, however often they race.
         """
         while finalists := self._finalists():
             announce(len(finalists))
@@ -78,7 +75,7 @@ class Final:
         labels = {str(candidate): candidate for candidate in finalists}
         sources = {label: subject.render(session.renderer, labels[label]) for label in labels}
         searched_ms = {label: finalists[labels[label]].median_ms for label in labels}
-        raced, rival = self._undisturbed_race(sources, searched_ms, race_s)
+        raced, rival, amiss = self._race_at_pace(sources, searched_ms, race_s)
 
         def simplicity(label: str) -> tuple[float, ...]:
             shared = finalists[labels[label]].resources.shared_bytes or 0
@@ -107,18 +104,20 @@ class Final:
             seed=session.seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             searched=self._study.exhausted or len(self._study.timed) > 1,
+            disturbed=amiss,
         )
 
-    def _undisturbed_race(
+    def _race_at_pace(
         self, sources: Mapping[str, Source], searched_ms: Mapping[str, float], race_s: float
-    ) -> tuple[RaceResult, str | None]:
-        """Return a race at the search's pace, and the rival's name.
+    ) -> tuple[RaceResult, str | None, str | None]:
+        """Return a race at the search's pace, the rival's name, and what was amiss at the end.
 
         Interleaved blocks share what disturbs them, so a race alone cannot see that most of its
         times are waits. The search has seen the same code by the same clock.
         """
         session, task = self._session, self._subject.task
-        for _ in range(_ATTEMPTS):
+        for pause_s in _PAUSES_S:
+            time.sleep(pause_s)
             reply = session.workers.race(
                 task, list(sources.items()), budget_s=race_s, seed=session.seed
             )
@@ -130,14 +129,12 @@ class Final:
             raced = codec.from_json(RaceResult, reply["race"])
             slower = finals.disturbed(raced, searched_ms)
             if slower is None:
-                return raced, reply["rival"]
-            final_ms = finals.timing(raced, slower).median_ms
-            reason = (
+                return raced, reply["rival"], None
+            amiss = (
                 f"{slower} took {searched_ms[slower]:.3g} ms in the search and takes "
-                f"{final_ms:.3g} ms in its final: the machine is too busy; tune again when it is "
-                "quiet, or into another --store if it is slower for good"
+                f"{finals.timing(raced, slower).median_ms:.3g} ms in its final"
             )
-        raise Disturbed(reason)
+        return raced, reply["rival"], amiss
 
     def _first_that_is_right(
         self, result: RaceResult, labels: Mapping[str, Candidate], simplicity: finals.Simplicity

@@ -201,6 +201,7 @@ class Winner:
         seed: Seed of the run.
         date: Day of the race, as ``YYYY-MM-DD``.
         searched: Whether more than the default was timed, or there was nothing more to try.
+        disturbed: What makes the race's times doubtful, though not its ratios, if anything does.
     """
 
     workload: Workload
@@ -220,6 +221,7 @@ class Winner:
     seed: int
     date: str
     searched: bool = True
+    disturbed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from tuner.budget import Budget, Countdown
-from tuner.final import Disturbed, Final
+from tuner.final import Final
 from tuner.records import Failure, Trial, Winner, Workload
 from tuner.session import Session, Subject
 from tuner.study import DefaultRejected, Study
@@ -80,7 +80,7 @@ def tune(
         tuning = _Tuning(session, subject, budget, observer)
         result = tuning.run()
         interrupted = tuning.interrupted
-    except (DefaultRejected, Disturbed) as error:
+    except DefaultRejected as error:
         result = Failure(subject.task.workload, str(error))
     except KeyboardInterrupt:  # while the search was prepared, or in the final
         session.workers.restart()

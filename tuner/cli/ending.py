@@ -93,6 +93,7 @@ def report_run(job: Job, kinds: Sequence[Ended]) -> int:
         table = results_table(found, kind.outcomes, title if len(kinds) > 1 else "Winners")
         job.console.print(table)
     _print_not_searched(job, results)
+    _print_disturbed(job, results)
     _print_next_steps(job.console, results, job.options)
     for fault in (fault for kind in kinds for fault in kind.faults):
         job.console.print(fault, style="red", markup=False)
@@ -124,6 +125,18 @@ def _print_not_searched(job: Job, ended: Sequence[tuple[Subject, Winner | Failur
             f"{alone} of {len(ended)} workloads: {NOT_SEARCHED}; the nearest winner serves them, "
             "or else the default. Run again to search on, with a larger --budget"
         )
+
+
+def _print_disturbed(job: Job, ended: Sequence[tuple[Subject, Winner | Failure]]) -> None:
+    """Say whose times are not to be believed."""
+    for _, result in ended:
+        if isinstance(result, Winner) and result.disturbed:
+            job.console.print(
+                f"{result.workload}: {result.disturbed}: the machine was too busy for its times; "
+                "tune again when it is quiet",
+                style="yellow",
+                markup=False,
+            )
 
 
 def _print_next_steps(
