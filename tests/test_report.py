@@ -134,7 +134,7 @@ def test_a_package_has_a_report_too(tmp_path, kernels):
         shutil.copytree(folder.parent, copy / folder.parent.name)
     write(copy, tmp_path / "deep" / "page.html")
     text = (tmp_path / "deep" / "page.html").read_text()
-    assert len(text.encode()) < 2_000_000
+    assert len(text.encode()) < (3_000_000 if kernels == "*" else 2_000_000)
     assert "NVIDIA H200" in text
     assert "M=4096 N=16384 bfloat16" in text
     assert "Best so far" not in text

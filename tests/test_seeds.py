@@ -280,8 +280,7 @@ def test_the_command_tries_seeds_first_and_says_what_it_left_out(tune, tmp_path)
     )
     assert re.search(landed, done.stdout)
     assert "left out 2 x cpu: UNROLL=16 is not one of 1, 2, 4, 8" in done.stdout
-    assert "winner: cpu(THREADS=false, UNROLL=" in done.stdout
-    assert "WASTE=0)" in done.stdout
+    assert re.search(r"winner: cpu\(.*WASTE=0\)", done.stdout)
 
 
 def test_a_seed_that_is_not_there_ends_the_command_at_once(tune, tmp_path):
