@@ -1,10 +1,12 @@
 # attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups together, fed
 # by a producer warp through TMA; dQ is added in float32 by a writer warp, in the order of
-# registers.
+# registers, persistent.
 # ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_writer, DQ_SPLIT=1,
-# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=queries, DS_STAGES=2, MASKING=always, ORDER=tiles,
-# P_ROUNDED=false, PERSISTENT=false, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2,
-# SCHEDULE=cooperative, STATS=tma, WORKER_REGISTERS=24
+# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=queries, DS_STAGES=1, MASKING=split, ORDER=groups,
+# P_ROUNDED=false, PERSISTENT=true, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2,
+# SCHEDULE=cooperative, STATS=tma_late, WORKER_REGISTERS=32
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -74,9 +76,43 @@ def queries_of(
 
 
 @gluon.jit
-def arrive(bar):
+def group_of(tile, columns, all_heads, units):
+    """Return the head and the column of a tile: as many heads at a time as keep all units busy and
+    the caches warm, their first columns first, which are the longest if causal."""
+    most = gl.maximum(units // columns, 1)
+    turn = tile // (most * columns)
+    heads = gl.minimum(most, all_heads - turn * most)
+    place = tile % (most * columns)
+    return turn * most + place % heads, place // heads
+
+
+@gluon.jit
+def take_tile(taken_ptr, tile_ring, tile_ready, tile_free, number):
+    """Take a tile that no program has taken, the `number`-th of this one, and tell the others."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
+    tile_ring.index(slot).store(gl.full([1], tile, gl.int32, layout))
+    mbarrier.arrive(tile_ready.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def next_tile(tile_ring, tile_ready, tile_free, number):
+    """Return the tile that the producer has taken."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
+    tile = gl.max(tile_ring.index(slot).load(layout), 0)
+    mbarrier.arrive(tile_free.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def arrive(bar, pred=True):
     """Arrive by one thread, without the barrier that `mbarrier.arrive` puts in front of it."""
-    mbarrier.expect(bar, 0)
+    mbarrier.expect(bar, 0, pred)
 
 
 @gluon.jit
@@ -89,11 +125,17 @@ def produce(
     delta_desc,
     k_tile,
     v_tile,
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
@@ -103,6 +145,7 @@ def produce(
     S,
     T,
     padded,
+    units,
     CAUSAL: gl.constexpr,
 ):
     """Keep the rings full: one warp that does nothing else."""
@@ -112,30 +155,40 @@ def produce(
     BLOCK_BYTES: gl.constexpr = q_desc.block_type.nbytes + 4 * BLOCK_M
     bar_kv = kv_ready.index(0)
     taken = 0
-    kv_head = gl.program_id(1)
-    off_n = gl.program_id(0) * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    mbarrier.expect(bar_kv, KV_BYTES)
-    tma_load(k_desc, [kv_head, off_n, 0], bar_kv, k_tile)
-    tma_load(v_desc, [kv_head, off_n, 0], bar_kv, v_tile)
-    for member in range(group):
-        head = kv_head * group + member
-        for block in range(blocks):
-            number = taken + block
-            off_m = first + block * BLOCK_M
-            slot = number % 2
-            mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = q_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
-            tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
-            slot = number % 2
-            mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = do_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
-            tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
-        taken += blocks
+    columns = gl.cdiv(T, BLOCK_N)
+    tiles_taken = 0
+    tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile < columns * kv_heads:
+        kv_head, column = group_of(tile, columns, kv_heads, units)
+        off_n = column * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        for member in range(group):
+            head = kv_head * group + member
+            for block in range(blocks):
+                number = taken + block
+                off_m = first + block * BLOCK_M
+                slot = number % 2
+                mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = q_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
+                tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
+                slot = number % 2
+                mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = do_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
+                tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
+                if member + block == 0:
+                    # the first queries come while the tile before needs its keys and values
+                    mbarrier.wait(v_free.index(0), (tiles_taken & 1) ^ 1)
+                    mbarrier.expect(bar_kv, KV_BYTES)
+                    tma_load(v_desc, [kv_head, off_n, 0], bar_kv, v_tile)
+                    mbarrier.wait(k_free.index(0), (tiles_taken & 1) ^ 1)
+                    tma_load(k_desc, [kv_head, off_n, 0], bar_kv, k_tile)
+            taken += blocks
+        tiles_taken += 1
+        tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
 
 
 @gluon.jit
@@ -144,11 +197,15 @@ def write_dq(
     dq_ring,
     dq_ready,
     dq_free,
+    tile_ring,
+    tile_ready,
+    tile_free,
     kv_heads,
     group,
     S,
     T,
     padded,
+    units,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -156,19 +213,25 @@ def write_dq(
     """Add the blocks of dQ to global memory as they come: one warp that does nothing else."""
     ROWS: gl.constexpr = dq_desc.block_type.shape[0]  # of 32 numbers in a block
     taken = 0
-    kv_head = gl.program_id(1)
-    off_n = gl.program_id(0) * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    for member in range(group):
-        row = (kv_head * group + member) * padded + first
-        for block in range(blocks):
-            number = taken + block
-            slot = 0
-            mbarrier.wait(dq_ready.index(slot), number & 1)
-            tma_add(dq_desc, [(row // BLOCK_M + block) * ROWS, 0], dq_ring.index(slot))
-            tma.store_wait(0)
-            mbarrier.arrive(dq_free.index(slot), count=1)
-        taken += blocks
+    columns = gl.cdiv(T, BLOCK_N)
+    tiles_taken = 0
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile < columns * kv_heads:
+        kv_head, column = group_of(tile, columns, kv_heads, units)
+        off_n = column * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        for member in range(group):
+            row = (kv_head * group + member) * padded + first
+            for block in range(blocks):
+                number = taken + block
+                slot = 0
+                mbarrier.wait(dq_ready.index(slot), number & 1)
+                tma_add(dq_desc, [(row // BLOCK_M + block) * ROWS, 0], dq_ring.index(slot))
+                tma.store_wait(0)
+                mbarrier.arrive(dq_free.index(slot), count=1)
+            taken += blocks
+        tiles_taken += 1
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
 
 
 @gluon.jit
@@ -189,6 +252,8 @@ def take_queries(
     dq_ring,
     dq_ready,
     dq_free,
+    v_free,
+    last,  # whether no other block of the tile follows
     number,  # of this block of queries among those that the program takes
     row,  # of the head among the padded rows
     off_m,
@@ -215,8 +280,8 @@ def take_queries(
     scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(do_ready.index(do_slot), (number // 2) & 1)
     dp = warpgroup_mma(v, do.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    lse = lse_ring.index(q_slot).load(query)
     scores = warpgroup_mma_wait(1, deps=(scores,))
+    lse = lse_ring.index(q_slot).load(query)
     p = gl.exp2(scores * scale_2 - gl.expand_dims(lse, 0))
     if MASKED:
         keys = gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout)), 1)
@@ -226,10 +291,10 @@ def take_queries(
             mask = keys < seen
         p = gl.where(mask, p, 0.0)
     p_operand = gl.convert_layout(p.to(q.dtype), operand)
-    delta = delta_ring.index(do_slot).load(query)
     dp = warpgroup_mma_wait(0, deps=(dp,))
+    delta = delta_ring.index(do_slot).load(query)
     ds = (p * (dp - gl.expand_dims(delta, 0))).to(q.dtype)
-    ds_tile = ds_ring.index(number % 2)
+    ds_tile = ds_ring.index(0)
     ds_tile.store(ds)
     ds_operand = gl.convert_layout(ds, operand)
     ds_rows = ds_tile.permute((1, 0))  # [BLOCK_M, BLOCK_N]
@@ -237,6 +302,7 @@ def take_queries(
     dv = warpgroup_mma(p_operand, do, dv, is_async=True)
     fence_async_shared()
     cta_barrier()
+    arrive(v_free.index(0), last)
     dq = warpgroup_mma(ds_rows, k, no_dq, use_acc=False, is_async=True)
     dv, p_operand = warpgroup_mma_wait(1, deps=(dv, p_operand))
     dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
@@ -266,11 +332,17 @@ def consume(
     dv_desc,
     k_tile,
     v_tile,
+    out_tile,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
@@ -284,6 +356,7 @@ def consume(
     S,
     T,
     padded,
+    units,
     scale,
     scale_2,  # in units of log 2
     CAUSAL: gl.constexpr,
@@ -297,34 +370,59 @@ def consume(
     layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_D, 8)
     k = k_tile.reshape([BLOCK_N, BLOCK_D])
     v = v_tile.reshape([BLOCK_N, BLOCK_D])
+    out = out_tile.reshape([BLOCK_N, BLOCK_D])
     taken = 0
-    kv_head = gl.program_id(1)
-    off_n = gl.program_id(0) * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    seen = T - off_n
-    if CAUSAL:
-        seen += first + 1 - S
-    dk = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
-    dv = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
-    mbarrier.wait(kv_ready.index(0), 0)
-    for member in range(group):
-        row = (kv_head * group + member) * padded
-        for block in range(blocks):
-            dk, dv = take_queries(
-                *(dk, dv, k, v, q_ring, do_ring, lse_ring, delta_ring),
-                *(q_ready, q_free, do_ready, do_free),
-                *(ds_ring, dq_ring, dq_ready, dq_free),
-                *(taken + block, row, first + block * BLOCK_M),
-                *(seen + block * MORE_SEEN, scale_2),
-                *(CAUSAL or HAS_TAIL, CAUSAL),
-            )
-        taken += blocks
-    # the tiles of keys and values are read no more: they take dk and dv on their way out
-    v.store(dv.to(v.dtype))
-    k.store((dk * scale).to(k.dtype))
-    fence_async_shared()
-    tma_store(dv_desc, [kv_head, off_n, 0], v_tile)
-    tma_store(dk_desc, [kv_head, off_n, 0], k_tile)
+    columns = gl.cdiv(T, BLOCK_N)
+    tiles_taken = 0
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile < columns * kv_heads:
+        kv_head, column = group_of(tile, columns, kv_heads, units)
+        off_n = column * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        seen = T - off_n
+        if CAUSAL:
+            seen += first + 1 - S
+        dk = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
+        dv = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
+        mbarrier.wait(kv_ready.index(0), tiles_taken & 1)
+        for member in range(group):
+            row = (kv_head * group + member) * padded
+            unmasked = 0
+            if CAUSAL or HAS_TAIL:
+                for block in range(masked):
+                    dk, dv = take_queries(
+                        *(dk, dv, k, v, q_ring, do_ring, lse_ring, delta_ring),
+                        *(q_ready, q_free, do_ready, do_free),
+                        *(ds_ring, dq_ring, dq_ready, dq_free, v_free),
+                        *((member == group - 1) & (block == blocks - 1),),
+                        *(taken + block, row, first + block * BLOCK_M),
+                        *(seen + block * MORE_SEEN, scale_2),
+                        *(True, CAUSAL),
+                    )
+                unmasked = masked
+            for block in range(unmasked, blocks):
+                dk, dv = take_queries(
+                    *(dk, dv, k, v, q_ring, do_ring, lse_ring, delta_ring),
+                    *(q_ready, q_free, do_ready, do_free),
+                    *(ds_ring, dq_ring, dq_ready, dq_free, v_free),
+                    *((member == group - 1) & (block == blocks - 1),),
+                    *(taken + block, row, first + block * BLOCK_M),
+                    *(seen + block * MORE_SEEN, scale_2),
+                    *(False, CAUSAL),
+                )
+            taken += blocks
+        mbarrier.arrive(k_free.index(0), count=1)
+        # dk and dv leave one after the other, while the next keys and values come
+        tma.store_wait(0)
+        out.store(dv.to(v.dtype))
+        fence_async_shared()
+        tma_store(dv_desc, [kv_head, off_n, 0], out_tile)
+        tma.store_wait(0)
+        out.store((dk * scale).to(v.dtype))
+        fence_async_shared()
+        tma_store(dk_desc, [kv_head, off_n, 0], out_tile)
+        tiles_taken += 1
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -339,11 +437,13 @@ def gradient_kernel(
     dq_desc,  # the float32 sums
     lse_desc,  # [B * H * padded], in units of log 2
     delta_desc,  # [B * H * padded]
+    taken_ptr,  # [1], how many tiles programs have taken, 0
     kv_heads,
     group,
     S,
     T,
     padded,
+    units,  # multiprocessors
     scale,
     scale_2,  # in units of log 2
     CAUSAL: gl.constexpr,
@@ -357,6 +457,7 @@ def gradient_kernel(
     BLOCK_N: gl.constexpr = KEYS[1]
     k_tile = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
+    out_tile = gl.allocate_shared_memory(dtype, KEYS, dv_desc.layout)
     q_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, q_desc.layout)
     do_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, do_desc.layout)
     lse_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], lse_desc.layout)
@@ -365,14 +466,29 @@ def gradient_kernel(
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(
         swizzle_byte_width=128, element_bitwidth=16, rank=2
     )
-    DS_RING: gl.constexpr = [2, BLOCK_N, BLOCK_M]
+    DS_RING: gl.constexpr = [1, BLOCK_N, BLOCK_M]
     ds_ring = gl.allocate_shared_memory(dtype, DS_RING, ds_layout)
     dq_ring = gl.allocate_shared_memory(
         gl.float32, [1] + dq_desc.block_type.shape, dq_desc.layout
     )
+    TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], TILE_LAYOUT)
+    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_ready.index(slot), count=1)
+    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_free.index(slot), count=2)
+
     kv_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
         mbarrier.init(kv_ready.index(slot), count=1)
+    k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(1):
+        mbarrier.init(k_free.index(slot), count=1)
+    v_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(1):
+        mbarrier.init(v_free.index(slot), count=1)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
@@ -397,29 +513,31 @@ def gradient_kernel(
             (
                 consume,
                 (
-                    dk_desc, dv_desc, k_tile, v_tile, q_ring, do_ring, lse_ring, delta_ring,
-                    kv_ready, q_ready, q_free, do_ready, do_free, ds_ring, dq_ring, dq_ready,
-                    dq_free, kv_heads, group, S, T, padded, scale, scale_2, CAUSAL, HAS_TAIL,
+                    dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
+                    tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
+                    q_ready, q_free, do_ready, do_free, ds_ring, dq_ring, dq_ready, dq_free,
+                    kv_heads, group, S, T, padded, units, scale, scale_2, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 produce,
                 (
                     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_tile, v_tile,
-                    q_ring, do_ring, lse_ring, delta_ring, kv_ready, q_ready, q_free, do_ready,
-                    do_free, kv_heads, group, S, T, padded, CAUSAL,
+                    taken_ptr, tile_ring, tile_ready, tile_free, q_ring, do_ring, lse_ring,
+                    delta_ring, kv_ready, k_free, v_free, q_ready, q_free, do_ready, do_free,
+                    kv_heads, group, S, T, padded, units, CAUSAL,
                 ),
             ),
             (
                 write_dq,
                 (
-                    dq_desc, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, BLOCK_M,
-                    BLOCK_N, CAUSAL,
+                    dq_desc, dq_ring, dq_ready, dq_free, tile_ring, tile_ready, tile_free,
+                    kv_heads, group, S, T, padded, units, BLOCK_M, BLOCK_N, CAUSAL,
                 ),
             ),
         ],
         [1, 1],
-        [24, 24],
+        [32, 32],
     )
 
 
@@ -431,12 +549,13 @@ def prepare_kernel(
     delta_ptr,  # [heads * padded]
     lse_2_ptr,  # [heads * padded]
     dq_sum_ptr,  # [heads * padded, BLOCK_D]
+    taken_ptr,  # [1]
     S,
     D,
     padded,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the sum of o * do over each row, lse in units of log 2, and zeros to dq_sum."""
+    """Write the sum of o * do over each row, lse in units of log 2, and zeros to all sums."""
     BLOCK_M: tl.constexpr = 4096 // BLOCK_D
     start = tl.program_id(0) * BLOCK_M
     head = start // padded
@@ -455,6 +574,7 @@ def prepare_kernel(
     tl.store(lse_2_ptr + places, lse)
     zeros = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     tl.store(dq_sum_ptr + places[:, None] * BLOCK_D + columns[None, :], zeros)
+    tl.store(taken_ptr, 0, mask=start == 0)
 
 
 @triton.jit
@@ -664,6 +784,15 @@ def scale_kernel(
     tl.store(dq_ptr + places, dq.to(dq_ptr.dtype.element_ty), mask=places < size)
 
 
+@functools.cache
+def compute_units(device: torch.device) -> int:
+    """Return the number of multiprocessors, over which a persistent grid is spread."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["multiprocessor_count"]
+
+
 def describe(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
     """Return a descriptor of [heads, length, D], moved in blocks of rows of one head."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
@@ -741,7 +870,7 @@ def attention_backward(
     # a descriptor's rows start at multiples of 16 bytes
     moved = (q, k, v, do, dk, dv)
     described = D <= 128 and D % 8 == 0 and not any(tensor.data_ptr() % 16 for tensor in moved)
-    if not described or B * KV > 65535:  # a grid's second extent has 16 bits
+    if not described:
         tensors = (q, k, v, o, lse, do, dq, dk, dv)
         differentiate_by_pointers(*tensors, causal=causal, scale=scale)
         return
@@ -751,11 +880,14 @@ def attention_backward(
     rows = B * H * padded
     lse_2, delta = torch.empty((2, rows), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((rows, block_d), dtype=torch.float32, device=q.device)
+    taken = torch.empty(1, dtype=torch.int32, device=q.device)
     prepare_kernel[(rows // (4096 // block_d),)](
-        *(o, do, lse, delta, lse_2, dq_sum, S, D, padded), BLOCK_D=block_d
+        *(o, do, lse, delta, lse_2, dq_sum, taken, S, D, padded), BLOCK_D=block_d
     )
 
-    grid = ((T + n - 1) // n, B * KV)
+    tiles = (T + n - 1) // n * B * KV
+    units = compute_units(q.device)
+    grid = (min(tiles, units),)
     gradient_kernel[grid](
         describe(q, m, block_d),
         describe(k, n, block_d),
@@ -766,7 +898,7 @@ def attention_backward(
         TensorDescriptor.from_tensor(dq_sum.view(-1, 32), [m * block_d // 32, 32], DQ_LAYOUT),
         TensorDescriptor.from_tensor(lse_2, [m], STATS_LAYOUT),
         TensorDescriptor.from_tensor(delta, [m], STATS_LAYOUT),
-        *(B * KV, H // KV, S, T, padded, scale, scale * 1.4426950408889634),
+        *(taken, B * KV, H // KV, S, T, padded, units, scale, scale * 1.4426950408889634),
         CAUSAL=causal,
         HAS_TAIL=not causal and T % n != 0,
         num_warps=8,

@@ -1,6 +1,6 @@
-# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
+# attention_forward / gluon_sm90_wide: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA.
-# BLOCK_N=128, CONSUMERS=3, KV_STAGES=2, MASKING=split, ORDER=tiles, PERSISTENT=false,
+# BLOCK_N=64, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=tiles, PERSISTENT=false,
 # PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1
 import torch
 import triton
@@ -36,8 +36,8 @@ def tile_layout(rows, columns, num_warps):
 def place_of(tile, heads, S, T, CAUSAL: gl.constexpr):
     """Return where a tile is: its head and first query, and how many blocks of keys it sees, of
     which how many need a mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 192
-    BLOCK_N: gl.constexpr = 128
+    BLOCK_M: gl.constexpr = 128
+    BLOCK_N: gl.constexpr = 64
     head = tile // gl.cdiv(S, BLOCK_M)
     tile = tile % gl.cdiv(S, BLOCK_M)
     if CAUSAL:
@@ -75,14 +75,14 @@ def produce(
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     head, off_m, blocks, masked = place_of(gl.program_id(0), heads, S, T, CAUSAL)
-    for part in gl.static_range(3):
+    for part in gl.static_range(2):
         bar = q_ready.index(part)
         mbarrier.expect(bar, q_desc.block_type.nbytes)
         tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
     kv_head = head // group
     for block in range(blocks):
         number = taken + block
-        off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
+        off_n = (blocks - 1 - block) * 64  # from the last keys, which may need a mask
         slot = number % 2
         parity = ((number // 2) & 1) ^ 1
         mbarrier.wait(k_free.index(slot), parity)
@@ -111,7 +111,7 @@ def soften(
     """Return the probabilities up to a factor, the maxima, the sums, and the factor of what was
     summed before; `scale` and `largest` are in units of log 2."""
     if MASKED:
-        keys = off_n + gl.arange(0, 128, gl.SliceLayout(0, layout))
+        keys = off_n + gl.arange(0, 64, gl.SliceLayout(0, layout))
         if CAUSAL:
             last = off_m + (T - S) + gl.arange(0, 64, gl.SliceLayout(1, layout))
             seen = gl.expand_dims(keys, 0) <= gl.expand_dims(last, 1)
@@ -153,13 +153,13 @@ def take_keys(
 ):
     """Take in the values of the block before and the keys of this one."""
     BLOCK_D: gl.constexpr = q.shape[1]
-    layout: gl.constexpr = tile_layout(64, 128, 4)
+    layout: gl.constexpr = tile_layout(64, 64, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     k_slot = number % 2
     v_slot = (number - 1) % 2
-    k = k_ring.index(k_slot).reshape([128, BLOCK_D])
-    v = v_ring.index(v_slot).reshape([128, BLOCK_D])
-    nothing = gl.zeros([64, 128], gl.float32, layout)
+    k = k_ring.index(k_slot).reshape([64, BLOCK_D])
+    v = v_ring.index(v_slot).reshape([64, BLOCK_D])
+    nothing = gl.zeros([64, 64], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
@@ -201,7 +201,7 @@ def consume(
     """Write o and lse of 64 queries of each tile."""
     LOG2E: gl.constexpr = 1.4426950408889634
     BLOCK_D: gl.constexpr = q_ring.shape[3]
-    layout: gl.constexpr = tile_layout(64, 128, 4)
+    layout: gl.constexpr = tile_layout(64, 64, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
     q_tile = q_ring.index(PART)
@@ -212,15 +212,15 @@ def consume(
     largest = gl.full([64], float("-inf"), gl.float32, row)
     total = gl.zeros([64], gl.float32, row)
     accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
-    nothing = gl.zeros([64, 128], gl.float32, layout)
+    nothing = gl.zeros([64, 64], gl.float32, layout)
     mbarrier.wait(q_ready.index(PART), 0)
     slot = taken % 2
     mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
-    k = k_ring.index(slot).reshape([128, BLOCK_D])
+    k = k_ring.index(slot).reshape([64, BLOCK_D])
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(slot), count=1)
-    off_n = (blocks - 1) * 128
+    off_n = (blocks - 1) * 64
     new_p, largest, total, correction = soften(
         *(scores, largest, total, off_n, off_m, S, T, scale * LOG2E),
         *(CAUSAL or HAS_TAIL, CAUSAL, layout),
@@ -231,20 +231,20 @@ def consume(
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
                 *(k_ready, k_free, v_ready, v_free),
-                *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                *(taken + block, (blocks - 1 - block) * 64, off_m, S, T, scale * LOG2E),
                 *(True, CAUSAL),
             )
     for block in range(masked, blocks):
         accumulator, p, largest, total = take_keys(
             *(accumulator, p, largest, total, q, k_ring, v_ring),
             *(k_ready, k_free, v_ready, v_free),
-            *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+            *(taken + block, (blocks - 1 - block) * 64, off_m, S, T, scale * LOG2E),
             *(False, CAUSAL),
         )
     taken += blocks
     slot = (taken - 1) % 2
     mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
-    v = v_ring.index(slot).reshape([128, BLOCK_D])
+    v = v_ring.index(slot).reshape([64, BLOCK_D])
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
     accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
     # a query without keys gets zeros, and -inf for the logarithm of their sum
@@ -275,28 +275,28 @@ def attention_kernel(
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 192 queries."""
+    """Write o and lse of 128 queries."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=3)
+        mbarrier.init(k_free.index(slot), count=2)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=3)
+        mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -315,13 +315,6 @@ def attention_kernel(
                 ),
             ),
             (
-                consume,
-                (
-                    o_desc, lse_ptr, q_ring, k_ring, v_ring, q_ready, k_ready, k_free, v_ready,
-                    v_free, heads, group, S, T, scale, 2, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
                 produce,
                 (
                     q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_ready, k_ready, k_free,
@@ -329,8 +322,8 @@ def attention_kernel(
                 ),
             ),
         ],
-        [4, 4, 1],
-        [160, 160, 24],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -510,7 +503,7 @@ def attention_forward(
         q, scale = (-q, -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
     tensors = (q, k, v, o)
     # a descriptor's rows start at multiples of 16 bytes
-    if D > 128 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
+    if D > 256 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
         block_d = max(16, 1 << (D - 1).bit_length())
         shrink = max(1, block_d // 128)  # wider heads take smaller blocks of about the same bytes
         block_m, block_n = max(16, 64 // shrink), max(16, 32 // shrink)
@@ -526,16 +519,16 @@ def attention_forward(
             num_stages=2,
         )
         return
-    block_d = 64 if D <= 64 else 128
-    tiles = (S + 191) // 192 * B * H
+    block_d = 64 if D <= 64 else 128 if D <= 128 else 256
+    tiles = (S + 127) // 128 * B * H
     grid = (tiles,)
     attention_kernel[grid](
         describe(q, 64, block_d),
-        describe(k, 128, block_d),
-        describe(v, 128, block_d),
+        describe(k, 64, block_d),
+        describe(v, 64, block_d),
         describe(o, 64, block_d),
         *(lse, B * H, H // KV, S, T, scale),
         CAUSAL=causal,
-        HAS_TAIL=T % 128 != 0,
+        HAS_TAIL=T % 64 != 0,
         num_warps=4,
     )
