@@ -155,10 +155,10 @@ class Final:
         return result, pick
 
     def _compile_edges(self, candidates: Sequence[Candidate]) -> None:
-        """Compile what the checks on odd shapes call, all at once; a failure shows there."""
+        """Compile what the checks on odd shapes call, in all children; a failure shows there."""
         workers, task = self._session.workers, self._subject.task
         sources = [self._subject.render(self._session.renderer, item) for item in candidates]
-        wait([workers.compile(task, source, edges=True) for source in sources])
+        wait([part for source in sources for part in workers.compile_edges(task, source)])
 
     def _is_right(self, candidate: Candidate) -> bool:
         source = self._subject.render(self._session.renderer, candidate)
