@@ -41,3 +41,17 @@ def test_parts_compile_all_that_the_checks_call(tmp_path):
             assert binaries(store) == found[-1], "something was compiled again or anew"
     names = [sorted(path.parent.name for path in each) for each in found]
     assert names[0] == names[1]
+
+
+def test_odd_shapes_are_one_question_for_all_extents_of_a_dtype_and_its_guarantees():
+    catalog, device = Catalog(), Cuda.target("90")
+    workload = "B=1,H=2,S={},D=64,causal=true,deterministic={},dtype={}"
+    asked = [(64, "false", "float16"), (128, "false", "float16")]
+    others = [(64, "true", "float16"), (64, "false", "bfloat16")]
+    lines = tuple(workload.format(*item) for item in (*asked, *others))
+    subjects = plan(catalog, device, Request(("attention_backward",), lines))
+    candidate = subjects[0].feasible.default
+    renderer = Renderer(catalog.template_folders)
+    questions = [item.question(item.render(renderer, candidate)) for item in subjects]
+    assert questions[0] == questions[1]
+    assert len(set(questions)) == 3
