@@ -394,7 +394,7 @@ def test_what_one_node_compiles_another_finds_in_its_cache(tmp_path, temporary):
     source = subject.render(Renderer(catalog.template_folders), subject.feasible.default)
     path = tmp_path / f"{source.sha256}.py"
     path.write_text(source.text)
-    message = subject.task.message("compile", edges=False, path=str(path), language="triton")
+    message = subject.task.message("compile", edges=None, path=str(path), language="triton")
     packed, files = pack(message)
     first, second = Station("cuda", dict(os.environ)), Station("cuda", dict(os.environ))
     depot = Depot(tmp_path / "cache")

@@ -155,13 +155,19 @@ class Final:
         return result, pick
 
     def _compile_edges(self, candidates: Sequence[Candidate]) -> None:
-        """Compile what the checks on odd shapes call, all at once; a failure shows there."""
-        workers, task = self._session.workers, self._subject.task
-        sources = [self._subject.render(self._session.renderer, item) for item in candidates]
-        wait([workers.compile(task, source, edges=True) for source in sources])
+        """Compile what the checks on odd shapes call, in all children; a failure shows there."""
+        session, subject = self._session, self._subject
+        sources = [subject.render(session.renderer, item) for item in candidates]
+        unknown = [item for item in sources if subject.question(item) not in session.right]
+        parts = [session.workers.compile_edges(subject.task, item) for item in unknown]
+        wait([future for futures in parts for future in futures])
 
     def _is_right(self, candidate: Candidate) -> bool:
+        """Return whether a candidate, which the race found right, is so on odd shapes, too."""
         source = self._subject.render(self._session.renderer, candidate)
+        question = self._subject.question(source)
+        if question in self._session.right:
+            return True
         path = self._session.workers.path_of(source)
         try:
             rejection = self._session.workers.verify(self._subject.task, path, source.language)
@@ -170,7 +176,9 @@ class Final:
             self._session.store.add_quarantine(source.sha256, rejection)
         if rejection is not None:
             self._study.reject(candidate, rejection, self._report)
-        return rejection is None
+            return False
+        self._session.right.add(question)
+        return True
 
 
 def _seconds_to_decide(finalists: Mapping[Candidate, Measurement]) -> float:

@@ -27,6 +27,7 @@ class Session:
         jobs: Number of candidates that compile at the same time.
         seed: Seed of everything random.
         stop: Set when the run is to end: searches end, finals still run.
+        right: What finals found right on odd shapes: the same for every workload.
     """
 
     device: DeviceInfo
@@ -37,6 +38,17 @@ class Session:
     jobs: int
     seed: int
     stop: threading.Event = field(default_factory=threading.Event)
+    right: set[Question] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether a source is right on odd shapes, in a dtype and with the guarantees asked for."""
+
+    kernel: str
+    source_sha256: str
+    dtype: str
+    asked: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,13 @@ class Subject:
         """Return a candidate's source."""
         language = self.spec.template(candidate.template).language
         return renderer.render(self.spec.kernel, language, candidate)
+
+    def question(self, source: Source) -> Question:
+        """Return what a check of a source on odd shapes answers."""
+        workload = self.task.workload
+        flags = dict(workload.flags)
+        asked = tuple(name for name in self.spec.signature.guarantees if flags.get(name))
+        return Question(workload.kernel, source.sha256, workload.dtype, asked)
 
     def judge(self, candidate: Candidate, built: Compiled | Rejection) -> Compiled | Rejection:
         """Return what compiling gave, or a rejection if its template requires something else."""

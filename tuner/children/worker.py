@@ -88,18 +88,24 @@ class Workers:
         return path
 
     def compile(
-        self, task: Task, source: Source, *, edges: bool = False
+        self, task: Task, source: Source, *, edges: tuple[int, int] | None = None
     ) -> Future[Compiled | Rejection]:
         """Compile a source in the background.
 
         Args:
             task: The workload to specialise for.
             source: What to compile.
-            edges: Whether to compile what the check of odd shapes needs, too.
+            edges: Which part of what the checks on odd shapes call to compile, too: its number,
+                from 0, and the number of parts.
 
         The future raises `Lethal` when the compiler hung or its child died.
         """
         return self.submit(task, edges=edges, **self.describe(source))
+
+    def compile_edges(self, task: Task, source: Source) -> list[Future[Compiled | Rejection]]:
+        """Compile what the checks of a source on odd shapes call, spread over all children."""
+        parts = [(number, self._jobs) for number in range(self._jobs)]
+        return [self.compile(task, source, edges=part) for part in parts]
 
     def submit(self, task: Task, **values: object) -> Future[Compiled | Rejection]:
         """Have a compile child answer "compile" in the background, as `compile` does."""

@@ -62,7 +62,7 @@ def prebuild(variant: FrozenVariant, workers: Workers, scratch: Path) -> Rejecti
         The bytes stored, or why nothing was: then what was stored before stays.
     """
     file = {"path": str(variant.path), "language": variant.language, "folder": str(scratch)}
-    futures = [workers.submit(task, edges=False, **file) for task in variant.tasks]
+    futures = [workers.submit(task, edges=None, **file) for task in variant.tasks]
     for future in futures:
         try:
             result = future.result()
