@@ -51,7 +51,7 @@ MISTAKES = {
             ("seen += first + 1 - S", "seen += first + 1"),
             ("= gl.cdiv(S - first, BLOCK_M)", "= gl.cdiv(S - first, BLOCK_M) - 1"),
         ),
-        "ORDER=groups, PERSISTENT=false": (
+        "linear_writer": (
             ("    fence_async_shared()\n    # a slot", "    # a slot"),
             ("mbarrier.wait(others_ready.index(ds_slot)", "mbarrier.wait(ds_ready.index(ds_slot)"),
             ("    mbarrier.wait(k_read.index(0), 0)\n", ""),
