@@ -362,7 +362,7 @@ def store(pointer, value, mask=None) -> None:
 
 def atomic_add(pointer, value, sem, mask=True):
     offset, value = (torch.as_tensor(item).flatten() for item in (pointer.offset, value))
-    if not value.any():
+    if len(value) == 1 and not value.any():  # a look at a counter
         _here.partition.program.poll(_here.partition)
     with _memory:
         old = pointer.memory[offset]
@@ -395,7 +395,7 @@ def language() -> ModuleType:
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         expand_dims=lambda value, axis: value.unsqueeze(axis),
-        convert_layout=lambda value, layout: value,
+        convert_layout=lambda value, layout, assert_trivial=False: value,
         where=lambda condition, *values: torch.where(torch.as_tensor(condition), *values),
         maximum=_pair(torch.maximum),
         minimum=_pair(torch.minimum),

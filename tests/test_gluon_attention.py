@@ -51,7 +51,7 @@ MISTAKES = {
             ("seen += first + 1 - S", "seen += first + 1"),
             ("= gl.cdiv(S - first, BLOCK_M)", "= gl.cdiv(S - first, BLOCK_M) - 1"),
         ),
-        "ORDER=groups, PERSISTENT=false": (
+        "linear_writer": (
             ("    fence_async_shared()\n    # a slot", "    # a slot"),
             ("mbarrier.wait(others_ready.index(ds_slot)", "mbarrier.wait(ds_ready.index(ds_slot)"),
             ("    mbarrier.wait(k_read.index(0), 0)\n", ""),
@@ -76,6 +76,13 @@ MISTAKES = {
             ("< gl.cdiv(keys, BLOCK_N)", "< gl.cdiv(keys, BLOCK_N) - 1"),
             ("quad // 4 % 8", "quad // 4 % 4"),
             ("(member // 2 * 8, 0)", "(member // 2, 0)"),
+        ),
+        "linear_atomic": (
+            (" + PART * 4096", ""),
+            ("permute((3, 0, 4, 2, 5, 1, 6))", "permute((3, 0, 4, 2, 5, 6, 1))"),
+            ("(row + off_m).to(gl.int64)", "(row + row + off_m).to(gl.int64)"),
+            ("dq = warpgroup_mma_wait(1, deps=(dq,))\n", ""),
+            ("    arrive(do_free.index(do_slot))\n", ""),
         ),
     },
     "attention_forward": {
@@ -136,6 +143,12 @@ def test_candidates_with_every_value_are_right(report, kernel):
     faults = report[kernel]["candidates"]
     assert len(faults) == len(sample(kernel))
     assert {name: fault for name, fault in faults.items() if fault} == {}
+
+
+def test_additions_in_the_order_of_registers_are_right_on_every_schedule(report):
+    faults = report["attention_backward"]["atomic"]
+    assert len(faults) == 5
+    assert set(faults) == {None}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -218,6 +231,7 @@ def emulate(kernel: str, folder: Path) -> dict:
         or fault(kernel, paths[0], SHAPES[1:2], misaligned=True),
         "mistakes": wrong,
         "wide": wide(folder) if kernel == "attention_forward" else [],
+        "atomic": atomic(folder) if kernel == "attention_backward" else [],
     }
 
 
@@ -238,6 +252,14 @@ def wide(folder: Path) -> list[str | None]:
     variants = VARIANTS["attention_forward", template]
     paths = [write("attention_forward", template, values, folder) for values in variants]
     return [fault("attention_forward", path, WIDE + SHAPES[1:]) for path in paths]
+
+
+def atomic(folder: Path) -> list[str | None]:
+    """Return what is wrong with each variant whose consumers add dq up in registers' order."""
+    variants = VARIANTS["attention_backward", TEMPLATE]
+    taken = [values for values in variants if values["DQ_MODE"] == "linear_atomic"]
+    paths = [write("attention_backward", TEMPLATE, values, folder) for values in taken]
+    return [fault("attention_backward", path, SHAPES) for path in paths]
 
 
 _examples: dict[str, object] = {}

@@ -208,6 +208,21 @@ VARIANTS["attention_backward", "gluon_sm90"] += product(
     ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(False, True, True),
 )
+VARIANTS["attention_backward", "gluon_sm90"] += product(
+    {
+        **{"BLOCK_N": 128, "Q_STAGES": 3, "DO_STAGES": 2, "DQ_STAGES": 1, "DQ_SPLIT": 1},
+        **{"DQ_MODE": "linear_atomic", "DS_ORDER": "queries", "P_ROUNDED": False},
+        **{"ORDER": "groups", "DQ_SWIZZLE": 128, "PROGRAMS": 1, "WORKER_REGISTERS": 24},
+    },
+    SCHEDULE=("cooperative", "cooperative", "independent", "independent", "paired"),
+    BLOCK_M=(64, 128, 64, 64, 128),
+    DS_STAGES=(1, 1, 1, 1, 2),
+    ARRIVALS=("grouped", "grouped", "single"),
+    PRODUCTS=("dq_first", "dk_first", "dk_first", "dq_first"),
+    STATS=("tma", "tma", "tma", "tma", "tma_late"),
+    MASKING=("split", "always", "always", "split", "skip"),
+    PERSISTENT=(False, True, False, False, True),
+)
 VARIANTS["attention_forward", "gluon_sm90"] = product(
     {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
     CONSUMERS=(1, 2, 3),
