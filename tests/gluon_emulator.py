@@ -371,10 +371,13 @@ def atomic_add(pointer, value, sem, mask=True):
     return old if len(old) > 1 else old[0]
 
 
-def inline_asm_elementwise(instruction, *_, **__) -> None:
-    """Wait until all but some additions are in global memory: the one instruction that is used."""
+def inline_asm_elementwise(instruction, constraints, values, *_, **__):
+    """Copy, or wait until all but some additions are in global memory: no other one is used."""
+    if instruction == "mov.b32 $0, $1;":
+        return values[0]
     left = re.fullmatch(r"cp\.async\.bulk\.wait_group (\d); // \$0", instruction)
     _here.partition.drain(_here.partition.groups, int(left[1]))
+    return None
 
 
 def _pair(function):

@@ -68,7 +68,7 @@ MISTAKES = {
             ("tiles_taken)\n    tma.store_wait(0)\n", "tiles_taken)\n"),
             ("mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)", "pass"),
             ("mbarrier.arrive(tile_free.index(slot), count=1)", "pass"),
-            ("turn * most + place % heads, place // heads", "place % heads, place // heads"),
+            ("turn * most + place % together", "place % together"),
             ("ds_ring.index(2 * ds_slot + PART).store(nothing)", "pass"),
             ("unseen = 1", "unseen = 0"),
             ("if seen + BLOCK_M <= 1:", "if seen <= 1:"),
@@ -96,11 +96,12 @@ MISTAKES = {
             ("blocks - seen_by_all // BLOCK_N", "blocks - seen_by_all // BLOCK_N - 1"),
         ),
         "PERSISTENT=true": (
-            ("mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)", "pass"),
+            ("q_slot = PART + 2 * (tiles_taken % 2)", "q_slot = PART"),
             ("tiles_taken)\n    tma.store_wait(0)\n", "tiles_taken)\n"),
             ("tma.store_wait(0)  # what was written before has left", "pass"),
-            ("turn * most + place % heads, place // heads", "place % heads, place // heads"),
+            ("turn * most + place % together", "place % together"),
         ),
+        "Q_STAGES=1": (("mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)", "pass"),),
     },
 }
 """What to change in the file of the first seed with a value, or of the default."""

@@ -226,6 +226,7 @@ VARIANTS["attention_backward", "gluon_sm90"] += product(
 VARIANTS["attention_forward", "gluon_sm90"] = product(
     {"BLOCK_N": 64, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24},
     CONSUMERS=(1, 2, 3),
+    Q_STAGES=(2, 1, 1),
     PINGPONG=(False, True, False),
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
@@ -234,6 +235,7 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
 )
 VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
     {"BLOCK_N": 32, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
+    Q_STAGES=(2, 1),
     PINGPONG=(True, False),
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
