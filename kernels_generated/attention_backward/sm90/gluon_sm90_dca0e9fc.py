@@ -1,8 +1,8 @@
 # attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups that share dS,
-# fed by a producer warp through TMA; dQ is added in float32 by a writer warp, in the order of
-# registers, and finished by two warps, persistent.
-# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_finisher, DQ_SPLIT=1,
-# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=split, ORDER=groups,
+# fed by a producer warp through TMA; dQ is added in float32 by atomics, in the order of
+# registers, persistent.
+# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_atomic, DQ_SPLIT=1,
+# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=skip, ORDER=groups,
 # P_ROUNDED=false, PERSISTENT=true, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2, SCHEDULE=paired,
 # STATS=tma_late, WORKER_REGISTERS=24
 import functools
@@ -10,10 +10,8 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language import _core as gluon_core
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -26,27 +24,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 cta_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-if hasattr(tma, "async_atomic_add"):
-    tma_add = tma.async_atomic_add
-else:  # triton 3.6 and 3.7: the compiler has the operation, but its language does not name it
-
-    @gluon_core.builtin
-    def tma_add(descriptor, place, block, _semantic=None):
-        """Add a block of shared memory to global memory."""
-        place = _semantic._convert_to_ir_values(place, require_i64=False)
-        kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-        _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, block.handle)
-
-
-@gluon.jit
-def tma_sum_wait(pendings: gl.constexpr):
-    """Wait until all but the last additions, 0 or 2, are in global memory."""
-    if pendings == 0:
-        instruction: gl.constexpr = "cp.async.bulk.wait_group 0; // $0"
-    else:
-        instruction: gl.constexpr = "cp.async.bulk.wait_group 2; // $0"
-    gl.inline_asm_elementwise(instruction, "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.constexpr_function
@@ -86,37 +63,50 @@ def queries_of(
 
 
 @gluon.jit
-def group_of(tile, columns, all_heads, units):
+def tile_at(number, columns, heads, units):
     """Return the head and the column of a tile: as many heads at a time as keep all units busy and
     the caches warm, their first columns first, which are the longest if causal."""
     most = gl.maximum(units // columns, 1)
-    turn = tile // (most * columns)
-    heads = gl.minimum(most, all_heads - turn * most)
-    place = tile % (most * columns)
-    return turn * most + place % heads, place // heads
+    turn = number // (most * columns)
+    together = gl.minimum(most, heads - turn * most)
+    place = number % (most * columns)
+    return turn * most + place % together, place // together
 
 
 @gluon.jit
-def take_tile(taken_ptr, tile_ring, tile_ready, tile_free, number):
-    """Take a tile that no program has taken, the `number`-th of this one, and tell the others."""
+def take_tile(
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
+    number,  # of the tile among those of this program
+    columns,
+    heads,
+    units,
+):
+    """Take a tile that no program has taken, and tell the others of this one where it is: the head
+    in the upper half, the column in the lower, or less than 0 if none is left."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     slot = number % 2
     tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    last = columns * heads - 1
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
     mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
-    tile_ring.index(slot).store(gl.full([1], tile, gl.int32, layout))
+    tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
     mbarrier.arrive(tile_ready.index(slot), count=1)
-    return tile
+    return place
 
 
 @gluon.jit
 def next_tile(tile_ring, tile_ready, tile_free, number):
-    """Return the tile that the producer has taken."""
+    """Return where the tile is that the producer has taken."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     slot = number % 2
     mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
-    tile = gl.max(tile_ring.index(slot).load(layout), 0)
+    place = gl.max(tile_ring.index(slot).load(layout), 0)
     mbarrier.arrive(tile_free.index(slot), count=1)
-    return tile
+    return place
 
 
 @gluon.jit
@@ -167,10 +157,11 @@ def produce(
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
     tiles_taken = 0
-    tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile < columns * kv_heads:
-        kv_head, column = group_of(tile, columns, kv_heads, units)
-        off_n = column * BLOCK_N
+    place = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+    )
+    while place >= 0:
+        kv_head, off_n = (place >> 32).to(gl.int32), place.to(gl.int32) * BLOCK_N
         first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
         for member in range(group):
             head = kv_head * group + member
@@ -202,114 +193,9 @@ def produce(
                         tma_load(k_desc, [kv_head, off_part, 0], bar_kv, k_tile.index(part))
             taken += blocks
         tiles_taken += 1
-        tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
-
-
-@gluon.jit
-def write_dq(
-    dq_desc,
-    dq_ring,
-    dq_ready,
-    dq_free,
-    counts_ptr,  # [heads * padded // BLOCK_M], how many tiles have added to a block
-    tile_ring,
-    tile_ready,
-    tile_free,
-    kv_heads,
-    group,
-    S,
-    T,
-    padded,
-    units,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr,
-):
-    """Add the blocks of dQ to global memory as they come: one warp that does nothing else."""
-    ROWS: gl.constexpr = dq_desc.block_type.shape[0]  # of 32 numbers in a block
-    taken = 0
-    before = -1  # the block before
-    columns = gl.cdiv(T, BLOCK_N)
-    tiles_taken = 0
-    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile < columns * kv_heads:
-        kv_head, column = group_of(tile, columns, kv_heads, units)
-        off_n = column * BLOCK_N
-        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-        for member in range(group):
-            row = (kv_head * group + member) * padded + first
-            for block in range(blocks):
-                number = taken + block
-                place = (row // BLOCK_M + block) * 2
-                for part in gl.static_range(2):
-                    # the other part's block may be on its way, this part's has left
-                    tma.store_wait(1)
-                    mbarrier.arrive(dq_free.index(part), count=1)
-                    mbarrier.wait(dq_ready.index(part), number & 1)
-                    tma_add(dq_desc, [(place + part) * ROWS, 0], dq_ring.index(part))
-                # the block before is in the sums, this one is on its way
-                tma_sum_wait(2)
-                cta_barrier()
-                gl.atomic_add(counts_ptr + before, 1, mask=before >= 0, sem="release")
-                before = row // BLOCK_M + block
-            taken += blocks
-        tiles_taken += 1
-        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    tma_sum_wait(0)
-    cta_barrier()
-    gl.atomic_add(counts_ptr + before, 1, mask=before >= 0, sem="release")
-
-
-@gluon.jit
-def finish_dq(
-    dq_ptr,  # [heads, S, D]
-    dq_sum_ptr,  # [heads * padded, BLOCK_D], each block in the order of registers
-    counts_ptr,  # [heads * padded // BLOCK_M], how many tiles have added to a block
-    kv_heads,
-    group,
-    S,
-    T,
-    padded,
-    units,
-    D,
-    scale,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_D: gl.constexpr,
-    CAUSAL: gl.constexpr,
-):
-    """Write dq, `scale` times the sums, block after block as all tiles have added to it: two warps
-    that do nothing else."""
-    STEP: gl.constexpr = 128
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
-    blocks = padded // BLOCK_M
-    for place in range(gl.program_id(0), kv_heads * group * blocks, gl.num_programs(0)):
-        head = place // blocks
-        off_m = place % blocks * BLOCK_M
-        if CAUSAL:
-            keys = gl.minimum(gl.maximum(off_m + BLOCK_M + T - S, 0), T)
-        else:
-            keys = T
-        while gl.atomic_add(counts_ptr + place, 0, sem="acquire") < gl.cdiv(keys, BLOCK_N):
-            pass
-        sums = dq_sum_ptr + (head.to(gl.int64) * padded + off_m) * BLOCK_D
-        rows = dq_ptr + (head.to(gl.int64) * S + off_m) * D
-        for start in range(0, BLOCK_M * BLOCK_D // 4, STEP):
-            # four numbers of a lane: two pairs, of rows that are 8 apart
-            quad = start + gl.arange(0, STEP, gl.SliceLayout(1, layout))
-            member = gl.arange(0, 4, gl.SliceLayout(0, layout))
-            dq = gl.load(sums + gl.expand_dims(quad * 4, 1) + gl.expand_dims(member, 0))
-            # in the order of: half, warp, block of 8 columns, row and column of a lane
-            row = quad // 256 % 4 * 16 + quad // 4 % 8
-            column = quad // 32 % 8 * 8 + quad % 4 * 2
-            if BLOCK_M == 64:
-                column += quad // 1024 * 64
-            else:
-                row += quad // 1024 * 64
-            row = gl.expand_dims(row, 1) + gl.expand_dims(member // 2 * 8, 0)
-            column = gl.expand_dims(column, 1) + gl.expand_dims(member % 2, 0)
-            mask = (off_m + row < S) & (column < D)
-            gl.store(rows + row * D + column, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
+        place = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+        )
 
 
 @gluon.jit
@@ -330,9 +216,7 @@ def take_queries(
     ds_ready,
     others_ready,
     ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
+    dq_sum_ptr,
     v_free,
     last,  # whether no other block of the tile follows
     number,  # of this block of queries among those that the program takes
@@ -398,21 +282,89 @@ def take_queries(
     dv, p_operand = warpgroup_mma_wait(2, deps=(dv, p_operand))
     dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
     dq = warpgroup_mma_wait(1, deps=(dq,))
-    mbarrier.wait(dq_free.index(PART), number & 1)
-    # as registers hold it, for stores of 16 bytes: warp, block of 8 columns, row and column of a
-    # lane, upper or lower rows, pair
-    dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([128, 32])
-    dq_ring.index(PART).store(dq)
-    fence_async_shared()
-    cta_barrier()
-    arrive(dq_ready.index(PART))
-    arrive(do_free.index(do_slot))
+    # as registers hold it, for additions of 16 bytes: warp column, warp row, block of 8 columns,
+    # row and column of a lane, upper or lower rows, pair
+    WARPS_M: gl.constexpr = dq.shape[0] // 16
+    WARPS_N: gl.constexpr = 4 // WARPS_M
+    BLOCKS_D: gl.constexpr = dq.shape[1] // (8 * WARPS_N)
+    linear: gl.constexpr = gl.BlockedLayout([BLOCKS_D, 4], [1, 32], [4, 1], [1, 0])
+    dq = dq.reshape([WARPS_M, 2, 8, WARPS_N, BLOCKS_D, 4, 2])
+    dq = dq.permute((3, 0, 4, 2, 5, 1, 6)).reshape([4 * BLOCKS_D, 128])
+    dq = gl.convert_layout(dq, linear, assert_trivial=True)
+    sums = dq_sum_ptr + (row + off_m).to(gl.int64) * BLOCK_D + PART * 4096
+    sums += gl.expand_dims(gl.arange(0, 4 * BLOCKS_D, gl.SliceLayout(1, linear)) * 128, 1)
+    sums += gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, linear)), 0)
+    gl.atomic_add(sums, dq, sem="relaxed")
     dk, ds_operand = warpgroup_mma_wait(0, deps=(dk, ds_operand))
     cta_barrier()
+    arrive(do_free.index(do_slot))
     arrive(q_free.index(q_slot))
     return dk, dv
 
 
+@gluon.jit
+def skip_queries(
+    k_tile,  # of both warpgroups
+    q_ring,
+    do_ring,
+    q_ready,
+    q_free,
+    do_ready,
+    do_free,
+    ds_ready,
+    others_ready,
+    ds_ring,
+    v_free,
+    last,
+    number,  # of this block of queries among those that the program takes
+    dq_sum_ptr,
+    row,  # of the head among the padded rows
+    off_m,
+    PART: gl.constexpr,
+):
+    """Do the part in dq of a block of queries that sees none of this warpgroup's keys."""
+    BLOCK_M: gl.constexpr = q_ring.shape[2]
+    BLOCK_N: gl.constexpr = k_tile.shape[2]
+    BLOCK_D: gl.constexpr = q_ring.shape[3]
+    dq_layout: gl.constexpr = tile_layout(64, 64, 4)
+    q_slot = number % 2
+    do_slot = number % 2
+    ds_slot = number % 2
+    # what is waited for is not read, but was not to be given back before
+    mbarrier.wait(q_ready.index(q_slot), (number // 2) & 1)
+    mbarrier.wait(do_ready.index(do_slot), (number // 2) & 1)
+    nothing = gl.zeros([BLOCK_N, BLOCK_M], q_ring.dtype, tile_layout(BLOCK_N, BLOCK_M, 4))
+    ds_ring.index(2 * ds_slot + PART).store(nothing)
+    fence_async_shared()
+    cta_barrier()
+    arrive(ds_ready.index(ds_slot))
+    arrive(v_free.index(0), last)
+    mbarrier.wait(others_ready.index(ds_slot), (number // 2) & 1)
+    ds_half = ds_ring.index(2 * ds_slot + 1 - PART)
+    k_half = k_tile.index(1 - PART).reshape([BLOCK_N, BLOCK_D])
+    if BLOCK_M == 64:
+        k_half = k_half.slice(PART * 64, 64, dim=1)
+    else:
+        ds_half = ds_half.slice(PART * 64, 64, dim=1)
+    dq = gl.zeros([64, 64], gl.float32, dq_layout)
+    dq = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq, use_acc=False, is_async=True)
+    dq = warpgroup_mma_wait(0, deps=(dq,))
+    # as registers hold it, for additions of 16 bytes: warp column, warp row, block of 8 columns,
+    # row and column of a lane, upper or lower rows, pair
+    WARPS_M: gl.constexpr = dq.shape[0] // 16
+    WARPS_N: gl.constexpr = 4 // WARPS_M
+    BLOCKS_D: gl.constexpr = dq.shape[1] // (8 * WARPS_N)
+    linear: gl.constexpr = gl.BlockedLayout([BLOCKS_D, 4], [1, 32], [4, 1], [1, 0])
+    dq = dq.reshape([WARPS_M, 2, 8, WARPS_N, BLOCKS_D, 4, 2])
+    dq = dq.permute((3, 0, 4, 2, 5, 1, 6)).reshape([4 * BLOCKS_D, 128])
+    dq = gl.convert_layout(dq, linear, assert_trivial=True)
+    sums = dq_sum_ptr + (row + off_m).to(gl.int64) * BLOCK_D + PART * 4096
+    sums += gl.expand_dims(gl.arange(0, 4 * BLOCKS_D, gl.SliceLayout(1, linear)) * 128, 1)
+    sums += gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, linear)), 0)
+    gl.atomic_add(sums, dq, sem="relaxed")
+    cta_barrier()
+    arrive(do_free.index(do_slot))
+    arrive(q_free.index(q_slot))
 @gluon.jit
 def consume(
     dk_desc,
@@ -437,15 +389,12 @@ def consume(
     ds_ready,
     others_ready,
     ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
+    dq_sum_ptr,
     kv_heads,
     group,
     S,
     T,
     padded,
-    units,
     scale,
     scale_2,  # in units of log 2
     PART: gl.constexpr,
@@ -466,12 +415,10 @@ def consume(
     v = own_v.reshape([ROWS, BLOCK_D])
     out = own_out.reshape([ROWS, BLOCK_D])
     taken = 0
-    columns = gl.cdiv(T, BLOCK_N)
     tiles_taken = 0
-    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile < columns * kv_heads:
-        kv_head, column = group_of(tile, columns, kv_heads, units)
-        off_n = column * BLOCK_N
+    place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while place >= 0:
+        kv_head, off_n = (place >> 32).to(gl.int32), place.to(gl.int32) * BLOCK_N
         first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
         off_n += PART * ROWS
         seen = T - off_n
@@ -482,28 +429,25 @@ def consume(
         mbarrier.wait(kv_ready.index(0), tiles_taken & 1)
         for member in range(group):
             row = (kv_head * group + member) * padded
-            unmasked = 0
-            if CAUSAL or HAS_TAIL:
-                for block in range(masked):
-                    dk, dv = take_queries(
-                        *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
-                        *(q_ready, q_free, do_ready, do_free),
-                        *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free, v_free),
-                        *((member == group - 1) & (block == blocks - 1),),
-                        *(taken + block, row, first + block * BLOCK_M),
-                        *(seen + block * MORE_SEEN, scale_2),
-                        *(PART, True, CAUSAL),
+            unseen = 0
+            if CAUSAL and PART == 1:
+                if seen + BLOCK_M <= 1:
+                    skip_queries(
+                        *(k_tile, q_ring, do_ring, q_ready, q_free, do_ready, do_free),
+                        *(ds_ready, others_ready, ds_ring),
+                        *(v_free, (member == group - 1) & (blocks == 1)),
+                        *(taken, dq_sum_ptr, row, first, PART),
                     )
-                unmasked = masked
-            for block in range(unmasked, blocks):
+                    unseen = 1
+            for block in range(unseen, blocks):
                 dk, dv = take_queries(
                     *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
                     *(q_ready, q_free, do_ready, do_free),
-                    *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free, v_free),
+                    *(ds_ready, others_ready, ds_ring, dq_sum_ptr, v_free),
                     *((member == group - 1) & (block == blocks - 1),),
                     *(taken + block, row, first + block * BLOCK_M),
                     *(seen + block * MORE_SEEN, scale_2),
-                    *(PART, False, CAUSAL),
+                    *(PART, CAUSAL or HAS_TAIL, CAUSAL),
                 )
             taken += blocks
         mbarrier.arrive(k_free.index(0), count=1)
@@ -517,7 +461,7 @@ def consume(
         fence_async_shared()
         tma_store(dk_desc, [kv_head, off_n, 0], own_out)
         tiles_taken += 1
-        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -529,10 +473,7 @@ def gradient_kernel(
     do_desc,  # [B * H, S, D]
     dk_desc,  # [B * KV, T, D]
     dv_desc,  # [B * KV, T, D]
-    dq_desc,  # the float32 sums
-    dq_ptr,  # [B * H, S, D]
     dq_sum_ptr,  # [B * H * padded, BLOCK_D]
-    counts_ptr,  # [B * H * padded // BLOCK_M], 0
     lse_desc,  # [B * H * padded], in units of log 2
     delta_desc,  # [B * H * padded]
     taken_ptr,  # [1], how many tiles programs have taken, 0
@@ -542,20 +483,17 @@ def gradient_kernel(
     T,
     padded,
     units,  # multiprocessors
-    D,
     scale,
     scale_2,  # in units of log 2
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write dk and dv of a block of keys, and dq."""
+    """Write dk and dv of a block of keys, and add to dq."""
     dtype: gl.constexpr = q_desc.dtype
     BLOCK: gl.constexpr = q_desc.block_type.shape
     KEYS: gl.constexpr = k_desc.block_type.shape
     BLOCK_M: gl.constexpr = BLOCK[1]
-    BLOCK_D: gl.constexpr = BLOCK[2]
     ROWS: gl.constexpr = KEYS[1]
-    BLOCK_N: gl.constexpr = 2 * ROWS
     k_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, v_desc.layout)
     out_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, dv_desc.layout)
@@ -569,17 +507,14 @@ def gradient_kernel(
     )
     DS_RING: gl.constexpr = [4, ROWS, BLOCK_M]
     ds_ring = gl.allocate_shared_memory(dtype, DS_RING, ds_layout)
-    dq_ring = gl.allocate_shared_memory(
-        gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout
-    )
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], TILE_LAYOUT)
+    tile_ring = gl.allocate_shared_memory(gl.int64, [2, 1], TILE_LAYOUT)
     tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=3)
+        mbarrier.init(tile_free.index(slot), count=2)
 
     kv_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
@@ -608,12 +543,6 @@ def gradient_kernel(
     do_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(do_free.index(slot), count=2)
-    dq_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(dq_ready.index(slot), count=1)
-    dq_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(dq_free.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -622,9 +551,9 @@ def gradient_kernel(
                 (
                     dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
                     tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
-                    q_ready, q_free, do_ready, do_free, low_ready, high_ready, ds_ring, dq_ring,
-                    dq_ready, dq_free, kv_heads, group, S, T, padded, units, scale, scale_2, 0,
-                    CAUSAL, HAS_TAIL,
+                    q_ready, q_free, do_ready, do_free, low_ready, high_ready, ds_ring,
+                    dq_sum_ptr, kv_heads, group, S, T, padded, scale, scale_2, 0, CAUSAL,
+                    HAS_TAIL,
                 ),
             ),
             (
@@ -632,9 +561,9 @@ def gradient_kernel(
                 (
                     dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
                     tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
-                    q_ready, q_free, do_ready, do_free, high_ready, low_ready, ds_ring, dq_ring,
-                    dq_ready, dq_free, kv_heads, group, S, T, padded, units, scale, scale_2, 1,
-                    CAUSAL, HAS_TAIL,
+                    q_ready, q_free, do_ready, do_free, high_ready, low_ready, ds_ring,
+                    dq_sum_ptr, kv_heads, group, S, T, padded, scale, scale_2, 1, CAUSAL,
+                    HAS_TAIL,
                 ),
             ),
             (
@@ -646,23 +575,9 @@ def gradient_kernel(
                     kv_heads, group, S, T, padded, units, CAUSAL,
                 ),
             ),
-            (
-                write_dq,
-                (
-                    dq_desc, dq_ring, dq_ready, dq_free, counts_ptr, tile_ring, tile_ready,
-                    tile_free, kv_heads, group, S, T, padded, units, BLOCK_M, BLOCK_N, CAUSAL,
-                ),
-            ),
-            (
-                finish_dq,
-                (
-                    dq_ptr, dq_sum_ptr, counts_ptr, kv_heads, group, S, T, padded, units, D,
-                    scale, BLOCK_M, BLOCK_N, BLOCK_D, CAUSAL,
-                ),
-            ),
         ],
-        [4, 1, 1, 2],
-        [240, 24, 24, 24],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -674,13 +589,11 @@ def prepare_kernel(
     delta_ptr,  # [heads * padded]
     lse_2_ptr,  # [heads * padded]
     dq_sum_ptr,  # [heads * padded, BLOCK_D]
-    counts_ptr,  # [heads * padded // QUERIES]
     taken_ptr,  # [1]
     S,
     D,
     padded,
     BLOCK_D: tl.constexpr,
-    QUERIES: tl.constexpr,
 ):
     """Write the sum of o * do over each row, lse in units of log 2, and zeros to all sums."""
     BLOCK_M: tl.constexpr = 4096 // BLOCK_D
@@ -701,8 +614,35 @@ def prepare_kernel(
     tl.store(lse_2_ptr + places, lse)
     zeros = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     tl.store(dq_sum_ptr + places[:, None] * BLOCK_D + columns[None, :], zeros)
-    tl.store(counts_ptr + start // QUERIES, 0)
     tl.store(taken_ptr, 0, mask=start == 0)
+
+
+@triton.jit
+def finish_kernel(
+    dq_sum_ptr,  # [heads * padded, BLOCK_D], each block in the order of registers
+    dq_ptr,  # [heads, S, D]
+    S,
+    D,
+    padded,
+    scale,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write dq, `scale` times the sums."""
+    start = tl.program_id(0) * BLOCK_M
+    columns = tl.arange(0, BLOCK_D)
+    sums = tl.load(dq_sum_ptr + start.to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_M * BLOCK_D))
+    dq = (sums * scale).to(dq_ptr.dtype.element_ty)
+    # back from: warp column, warp row, block of 8 columns, row and column of a lane, upper or
+    # lower rows, pair
+    WARPS_N: tl.constexpr = 128 // BLOCK_M
+    BLOCKS_D: tl.constexpr = BLOCK_D // (8 * WARPS_N)
+    dq = dq.reshape([WARPS_N, BLOCK_M // 16, BLOCKS_D, 8, 4, 2, 2])
+    dq = dq.permute((1, 5, 3, 0, 2, 4, 6)).reshape([BLOCK_M, BLOCK_D])
+    head = start // padded
+    rows = start % padded + tl.arange(0, BLOCK_M)
+    offsets = (head.to(tl.int64) * S + rows)[:, None] * D + columns[None, :]
+    tl.store(dq_ptr + offsets, dq, mask=(rows < S)[:, None] & (columns < D)[None, :])
 
 
 @triton.jit
@@ -900,9 +840,6 @@ def describe(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
 
 
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-DQ_LAYOUT = gl.NVMMASharedLayout(
-    swizzle_byte_width=128, element_bitwidth=32, rank=2
-)
 
 
 def differentiate_by_pointers(*tensors: torch.Tensor, causal: bool, scale: float) -> None:
@@ -980,12 +917,9 @@ def attention_backward(
     rows = B * H * padded
     lse_2, delta = torch.empty((2, rows), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((rows, block_d), dtype=torch.float32, device=q.device)
-    counts = torch.empty(rows // m, dtype=torch.int32, device=q.device)
     taken = torch.empty(1, dtype=torch.int32, device=q.device)
     prepare_kernel[(rows // (4096 // block_d),)](
-        *(o, do, lse, delta, lse_2, dq_sum, counts, taken, S, D, padded),
-        BLOCK_D=block_d,
-        QUERIES=m,
+        *(o, do, lse, delta, lse_2, dq_sum, taken, S, D, padded), BLOCK_D=block_d
     )
 
     tiles = (T + n - 1) // n * B * KV
@@ -998,12 +932,14 @@ def attention_backward(
         describe(do, m, block_d),
         describe(dk, n // 2, block_d),
         describe(dv, n // 2, block_d),
-        TensorDescriptor.from_tensor(dq_sum.view(-1, 32), [m * block_d // 64, 32], DQ_LAYOUT),
-        *(dq, dq_sum, counts),
+        dq_sum,
         TensorDescriptor.from_tensor(lse_2, [m], STATS_LAYOUT),
         TensorDescriptor.from_tensor(delta, [m], STATS_LAYOUT),
-        *(taken, B * KV, H // KV, S, T, padded, units, D, scale, scale * 1.4426950408889634),
+        *(taken, B * KV, H // KV, S, T, padded, units, scale, scale * 1.4426950408889634),
         CAUSAL=causal,
         HAS_TAIL=not causal and T % n != 0,
         num_warps=4,
+    )
+    finish_kernel[(rows // m,)](
+        *(dq_sum, dq, S, D, padded, scale), BLOCK_M=m, BLOCK_D=block_d, num_warps=8
     )

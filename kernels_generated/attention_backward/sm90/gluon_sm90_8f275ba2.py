@@ -1,10 +1,10 @@
 # attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups that share dS,
 # fed by a producer warp through TMA; dQ is added in float32 by a writer warp, in the order of
 # registers.
-# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=3, DQ_MODE=linear_writer, DQ_SPLIT=1,
-# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=always, ORDER=groups,
+# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_writer, DQ_SPLIT=1,
+# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=queries, DS_STAGES=2, MASKING=always, ORDER=groups,
 # P_ROUNDED=false, PERSISTENT=false, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2, SCHEDULE=paired,
-# STATS=tma_late, WORKER_REGISTERS=40
+# STATS=tma_late, WORKER_REGISTERS=24
 import functools
 
 import torch
@@ -76,14 +76,14 @@ def queries_of(
 
 
 @gluon.jit
-def group_of(tile, columns, all_heads, units):
+def tile_at(number, columns, heads, units):
     """Return the head and the column of a tile: as many heads at a time as keep all units busy and
     the caches warm, their first columns first, which are the longest if causal."""
     most = gl.maximum(units // columns, 1)
-    turn = tile // (most * columns)
-    heads = gl.minimum(most, all_heads - turn * most)
-    place = tile % (most * columns)
-    return turn * most + place % heads, place // heads
+    turn = number // (most * columns)
+    together = gl.minimum(most, heads - turn * most)
+    place = number % (most * columns)
+    return turn * most + place % together, place // together
 
 
 @gluon.jit
@@ -127,7 +127,7 @@ def produce(
     bar_kv = kv_ready.index(0)
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = group_of(gl.program_id(0), columns, kv_heads, units)
+    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
     off_n = column * BLOCK_N
     first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
     mbarrier.expect(bar_kv, KV_BYTES)
@@ -146,8 +146,8 @@ def produce(
             mbarrier.expect(bar, BLOCK_BYTES)
             tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
             tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
-            slot = number % 3
-            mbarrier.wait(do_free.index(slot), ((number // 3) & 1) ^ 1)
+            slot = number % 2
+            mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
             bar = do_ready.index(slot)
             mbarrier.expect(bar, BLOCK_BYTES)
             tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
@@ -175,7 +175,7 @@ def write_dq(
     ROWS: gl.constexpr = dq_desc.block_type.shape[0]  # of 32 numbers in a block
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = group_of(gl.program_id(0), columns, kv_heads, units)
+    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
     off_n = column * BLOCK_N
     first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
     for member in range(group):
@@ -233,13 +233,13 @@ def take_queries(
     dq_layout: gl.constexpr = tile_layout(64, 64, 4)
     query: gl.constexpr = gl.SliceLayout(0, layout)
     q_slot = number % 2
-    do_slot = number % 3
+    do_slot = number % 2
     q = q_ring.index(q_slot).reshape([BLOCK_M, BLOCK_D])
     do = do_ring.index(do_slot).reshape([BLOCK_M, BLOCK_D])
     nothing = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     mbarrier.wait(q_ready.index(q_slot), (number // 2) & 1)
     scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(do_ready.index(do_slot), (number // 3) & 1)
+    mbarrier.wait(do_ready.index(do_slot), (number // 2) & 1)
     dp = warpgroup_mma(v, do.permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     lse = lse_ring.index(q_slot).load(query)
@@ -338,7 +338,7 @@ def consume(
     v = own_v.reshape([ROWS, BLOCK_D])
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = group_of(gl.program_id(0), columns, kv_heads, units)
+    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
     off_n = column * BLOCK_N
     first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
     off_n += PART * ROWS
@@ -403,12 +403,12 @@ def gradient_kernel(
     k_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, v_desc.layout)
     q_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, q_desc.layout)
-    do_ring = gl.allocate_shared_memory(dtype, [3] + BLOCK, do_desc.layout)
+    do_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, do_desc.layout)
     lse_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], lse_desc.layout)
-    delta_ring = gl.allocate_shared_memory(gl.float32, [3, BLOCK_M], delta_desc.layout)
-    # dS is computed transposed: [keys, queries], with the keys contiguous
+    delta_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], delta_desc.layout)
+    # dS is computed transposed: [keys, queries], with the queries contiguous
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=True
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
     )
     DS_RING: gl.constexpr = [4, ROWS, BLOCK_M]
     ds_ring = gl.allocate_shared_memory(dtype, DS_RING, ds_layout)
@@ -433,11 +433,11 @@ def gradient_kernel(
     q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(q_free.index(slot), count=2)
-    do_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    do_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(do_ready.index(slot), count=1)
-    do_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    do_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(do_free.index(slot), count=2)
     dq_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
@@ -483,7 +483,7 @@ def gradient_kernel(
             ),
         ],
         [4, 1, 1],
-        [232, 40, 40],
+        [240, 24, 24],
     )
 
 

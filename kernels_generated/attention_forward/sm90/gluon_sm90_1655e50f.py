@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=3, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1
+# BLOCK_N=128, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
+# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
 import functools
 
 import torch
@@ -35,57 +35,69 @@ def tile_layout(rows, columns, num_warps):
 
 
 @gluon.jit
-def group_of(tile, columns, all_heads, units):
+def tile_at(number, columns, heads, units):
     """Return the head and the column of a tile: as many heads at a time as keep all units busy and
     the caches warm, their first columns first, which are the longest if causal."""
     most = gl.maximum(units // columns, 1)
-    turn = tile // (most * columns)
-    heads = gl.minimum(most, all_heads - turn * most)
-    place = tile % (most * columns)
-    return turn * most + place % heads, place // heads
+    turn = number // (most * columns)
+    together = gl.minimum(most, heads - turn * most)
+    place = number % (most * columns)
+    return turn * most + place % together, place // together
 
 
 @gluon.jit
-def take_tile(taken_ptr, tile_ring, tile_ready, tile_free, number):
-    """Take a tile that no program has taken, the `number`-th of this one, and tell the others."""
+def take_tile(
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
+    number,  # of the tile among those of this program
+    columns,
+    heads,
+    units,
+):
+    """Take a tile that no program has taken, and tell the others of this one where it is: the head
+    in the upper half, the column in the lower, or less than 0 if none is left."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     slot = number % 2
     tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    last = columns * heads - 1
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
     mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
-    tile_ring.index(slot).store(gl.full([1], tile, gl.int32, layout))
+    tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
     mbarrier.arrive(tile_ready.index(slot), count=1)
-    return tile
+    return place
 
 
 @gluon.jit
 def next_tile(tile_ring, tile_ready, tile_free, number):
-    """Return the tile that the producer has taken."""
+    """Return where the tile is that the producer has taken."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     slot = number % 2
     mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
-    tile = gl.max(tile_ring.index(slot).load(layout), 0)
+    place = gl.max(tile_ring.index(slot).load(layout), 0)
     mbarrier.arrive(tile_free.index(slot), count=1)
-    return tile
+    return place
 
 
 @gluon.jit
-def place_of(tile, heads, S, T, units, CAUSAL: gl.constexpr):
-    """Return where a tile is: its head and first query, and how many blocks of keys it sees, of
-    which how many need a mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 192
+def keys_of(column, S, T, CAUSAL: gl.constexpr):
+    """Return a tile's first query and how many blocks of keys it sees, of which how many need a
+    mask. There is one of both at least."""
+    BLOCK_M: gl.constexpr = 128
     BLOCK_N: gl.constexpr = 128
-    head, tile = group_of(tile, gl.cdiv(S, BLOCK_M), heads, units)
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
-        off_m = (gl.cdiv(S, BLOCK_M) - 1 - tile) * BLOCK_M
+        off_m = (gl.cdiv(S, BLOCK_M) - 1 - column) * BLOCK_M
         end = gl.minimum(off_m + BLOCK_M + (T - S), T)
         blocks = gl.maximum(gl.cdiv(end, BLOCK_N), 1)
         seen_by_all = gl.minimum(gl.maximum(off_m + (T - S) + 1, 0), T)
     else:
-        off_m = tile * BLOCK_M
+        off_m = column * BLOCK_M
         blocks = gl.cdiv(T, BLOCK_N)
         seen_by_all = T
-    return head, off_m, blocks, gl.maximum(blocks - seen_by_all // BLOCK_N, 1)
+    return off_m, blocks, gl.maximum(blocks - seen_by_all // BLOCK_N, 1)
 
 
 @gluon.jit
@@ -116,9 +128,12 @@ def produce(
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
-    tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile < gl.cdiv(S, 192) * heads:
-        head, off_m, blocks, masked = place_of(tile, heads, S, T, units, CAUSAL)
+    place = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
+    )
+    while place >= 0:
+        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+        off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         kv_head = head // group
         for block in range(blocks):
             number = taken + block
@@ -130,7 +145,7 @@ def produce(
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
-                for part in gl.static_range(3):
+                for part in gl.static_range(2):
                     mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
                     bar = q_ready.index(part)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
@@ -140,7 +155,9 @@ def produce(
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
-        tile = take_tile(taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken)
+        place = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
+        )
 
 
 @gluon.jit
@@ -247,7 +264,6 @@ def consume(
     group,
     S,
     T,
-    units,
     scale,
     PART: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -263,9 +279,10 @@ def consume(
     o_tile = o_ring.index(PART)
     taken = 0
     tiles_taken = 0
-    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile < gl.cdiv(S, 192) * heads:
-        head, off_m, blocks, masked = place_of(tile, heads, S, T, units, CAUSAL)
+    place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while place >= 0:
+        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+        off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
         total = gl.zeros([64], gl.float32, row)
@@ -292,6 +309,8 @@ def consume(
                     *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
                     *(True, CAUSAL),
                 )
+            # else ptxas mixes up halves of registers, and swaps them at each turn of the next loop
+            p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
         for block in range(masked, blocks):
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
@@ -319,7 +338,7 @@ def consume(
         fence_async_shared()
         tma_store(o_desc, [head, off_m, 0], o_tile)
         tiles_taken += 1
-        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -340,41 +359,41 @@ def attention_kernel(
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 192 queries at a time."""
+    """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
-    o_ring = gl.allocate_shared_memory(dtype, QUERIES, o_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], TILE_LAYOUT)
+    tile_ring = gl.allocate_shared_memory(gl.int64, [2, 1], TILE_LAYOUT)
     tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=3)
+        mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=3)
+        mbarrier.init(k_free.index(slot), count=2)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=3)
+        mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -383,7 +402,7 @@ def attention_kernel(
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
                     o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, units, scale, 0, CAUSAL, HAS_TAIL,
+                    T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
@@ -391,15 +410,7 @@ def attention_kernel(
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
                     o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, units, scale, 1, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
-                consume,
-                (
-                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, units, scale, 2, CAUSAL, HAS_TAIL,
+                    T, scale, 1, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
@@ -411,8 +422,8 @@ def attention_kernel(
                 ),
             ),
         ],
-        [4, 4, 1],
-        [160, 160, 24],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -618,7 +629,7 @@ def attention_forward(
         )
         return
     block_d = 64 if D <= 64 else 128
-    tiles = (S + 191) // 192 * B * H
+    tiles = (S + 127) // 128 * B * H
     units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = (min(tiles, units),)
