@@ -96,6 +96,8 @@ class ChildProcess:
         self._pending = b""
         self._tail: deque[bytes] = deque(maxlen=_TAIL_CHUNKS)
         environment = dict(spec.environment)
+        if role == "compile":  # as many of them as cores: threads of theirs would only spin
+            environment["OMP_NUM_THREADS"] = "1"
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
