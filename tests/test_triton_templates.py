@@ -234,12 +234,13 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     PROGRAMS=(2, 1),
 )
 VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
-    {"BLOCK_N": 32, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1, "CONSUMERS": 2},
-    Q_STAGES=(2, 1),
-    PINGPONG=(True, False),
+    {"BLOCK_N": 32, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1},
+    CONSUMERS=(2, 2, 1),
+    Q_STAGES=(1, 1, 2),
+    PINGPONG=(True, False, False),
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
-    PERSISTENT=(True, False),
+    PERSISTENT=(True, False, True),
 )
 
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]

@@ -128,11 +128,11 @@ def produce(
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
-    place = take_tile(
+    tile = take_tile(
         taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
     )
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         kv_head = head // group
         for block in range(blocks):
@@ -156,7 +156,7 @@ def produce(
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
-        place = take_tile(
+        tile = take_tile(
             taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
         )
 
@@ -287,9 +287,9 @@ def consume(
     taken = 0
     turns = 0
     tiles_taken = 0
-    place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
@@ -349,7 +349,7 @@ def consume(
         fence_async_shared()
         tma_store(o_desc, [head, off_m, 0], o_tile)
         tiles_taken += 1
-        place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 

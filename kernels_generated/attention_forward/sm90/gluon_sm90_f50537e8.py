@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=3, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
+# BLOCK_N=128, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
+# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
 import functools
 
 import torch
@@ -85,7 +85,7 @@ def next_tile(tile_ring, tile_ready, tile_free, number):
 def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 192
+    BLOCK_M: gl.constexpr = 128
     BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
@@ -128,11 +128,11 @@ def produce(
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
-    place = take_tile(
-        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads, units
+    tile = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
     )
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         kv_head = head // group
         for block in range(blocks):
@@ -145,18 +145,19 @@ def produce(
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
-                for part in gl.static_range(3):
-                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
-                    bar = q_ready.index(part)
+                for part in gl.static_range(2):
+                    q_slot = part + 2 * (tiles_taken % 2)
+                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
+                    bar = q_ready.index(q_slot)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
-        place = take_tile(
-            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads, units
+        tile = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
         )
 
 
@@ -275,20 +276,21 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
-    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
     tiles_taken = 0
-    place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
+        q_slot = PART + 2 * (tiles_taken % 2)
+        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
         slot = taken % 2
         mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
@@ -319,7 +321,7 @@ def consume(
                 *(False, CAUSAL),
             )
         taken += blocks
-        mbarrier.arrive(q_free.index(PART), count=1)
+        mbarrier.arrive(q_free.index(q_slot), count=1)
         slot = (taken - 1) % 2
         mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
@@ -338,7 +340,7 @@ def consume(
         fence_async_shared()
         tma_store(o_desc, [head, off_m, 0], o_tile)
         tiles_taken += 1
-        place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -359,12 +361,12 @@ def attention_kernel(
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 192 queries at a time."""
+    """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
-    o_ring = gl.allocate_shared_memory(dtype, [3] + o_desc.block_type.shape, o_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -374,26 +376,26 @@ def attention_kernel(
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=3)
+        mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=3)
+        mbarrier.init(k_free.index(slot), count=2)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=3)
+        mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -414,14 +416,6 @@ def attention_kernel(
                 ),
             ),
             (
-                consume,
-                (
-                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, scale, 2, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
                 produce,
                 (
                     q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
@@ -430,8 +424,8 @@ def attention_kernel(
                 ),
             ),
         ],
-        [4, 4, 1],
-        [160, 160, 24],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -637,7 +631,7 @@ def attention_forward(
         )
         return
     block_d = 64 if D <= 64 else 128
-    tiles = (S + 191) // 192 * B * H
+    tiles = (S + 127) // 128 * B * H
     units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = (min(tiles, units),)

@@ -1,7 +1,7 @@
 # attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
 # BLOCK_N=128, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
+# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
 import functools
 
 import torch
@@ -128,11 +128,11 @@ def produce(
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
-    place = take_tile(
+    tile = take_tile(
         taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
     )
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         kv_head = head // group
         for block in range(blocks):
@@ -146,17 +146,16 @@ def produce(
             if block == 0:
                 # the first keys come while the tile before still needs its queries
                 for part in gl.static_range(2):
-                    q_slot = part + 2 * (tiles_taken % 2)
-                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
-                    bar = q_ready.index(q_slot)
+                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
+                    bar = q_ready.index(part)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
-        place = take_tile(
+        tile = take_tile(
             taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
         )
 
@@ -276,21 +275,20 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
+    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
     tiles_taken = 0
-    place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while place >= 0:
-        head, column = (place >> 32).to(gl.int32), place.to(gl.int32)
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        q_slot = PART + 2 * (tiles_taken % 2)
-        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
-        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
         slot = taken % 2
         mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
@@ -321,7 +319,7 @@ def consume(
                 *(False, CAUSAL),
             )
         taken += blocks
-        mbarrier.arrive(q_free.index(q_slot), count=1)
+        mbarrier.arrive(q_free.index(PART), count=1)
         slot = (taken - 1) % 2
         mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
@@ -340,7 +338,7 @@ def consume(
         fence_async_shared()
         tma_store(o_desc, [head, off_m, 0], o_tile)
         tiles_taken += 1
-        place = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -363,7 +361,7 @@ def attention_kernel(
 ):
     """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
     o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
@@ -378,11 +376,11 @@ def attention_kernel(
     for slot in gl.static_range(2):
         mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
