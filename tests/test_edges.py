@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tuner.cli.devices import workers_for
 from tuner.devices.cuda import Cuda
 from tuner.plan import Request, plan
 from tuner.render import Renderer
+from tuner.serve.verify import asked_for, edge_checks
 
 
 def binaries(folder: Path) -> dict[Path, int]:
@@ -55,3 +57,15 @@ def test_odd_shapes_are_one_question_for_all_extents_of_a_dtype_and_its_guarante
     questions = [item.question(item.render(renderer, candidate)) for item in subjects]
     assert questions[0] == questions[1]
     assert len(set(questions)) == 3
+
+
+def test_what_is_compiled_ahead_asks_for_the_guarantees_of_the_workload():
+    catalog, device = Catalog(), Cuda.target("90")
+    for deterministic in ("false", "true"):
+        line = f"B=1,H=2,S=64,D=64,deterministic={deterministic},dtype=float16"
+        (subject,) = plan(catalog, device, Request(("attention_backward",), (line,)))
+        signature, problem = subject.spec.signature, Path(subject.task.problem)
+        asked = asked_for(signature, subject.task.workload)
+        checks = edge_checks(json.dumps(signature.to_json()), problem, "float16", asked)
+        flags = [check.__self__.case.flags for check in checks]
+        assert {each.get("deterministic", False) for each in flags} == {deterministic == "true"}

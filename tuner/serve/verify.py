@@ -43,7 +43,7 @@ class Verifier:
         extents, flags = dict(workload.dims), dict(workload.flags)
         case = Case(extents, flags, workload.dtype, seed=_WORKLOAD_SEED, device=device)
         self._on_workload = [Example(signature, problem, case)]
-        asked = [name for name in signature.guarantees if flags.get(name)]
+        asked = asked_for(signature, workload)
         self._on_edges = edge_examples(signature, problem, workload.dtype, device, asked=asked)
 
     def check(self, variant: Variant) -> str | None:
@@ -129,11 +129,19 @@ def edge_examples(
     return [Example(signature, problem, case) for case in cases]
 
 
+def asked_for(signature: Signature, workload: Workload) -> tuple[str, ...]:
+    """Return the names of the guarantees that a workload's variant must give."""
+    flags = dict(workload.flags)
+    return tuple(name for name in signature.guarantees if flags.get(name))
+
+
 @cache
-def edge_checks(signature: str, problem: Path, dtype: str) -> list[Callable[[Variant], object]]:
+def edge_checks(
+    signature: str, problem: Path, dtype: str, asked: tuple[str, ...]
+) -> list[Callable[[Variant], object]]:
     """Return the checks of the odd shapes on the host; `signature` is the kernel's, as JSON."""
     parsed = Signature.from_json(json.loads(signature))
-    examples = edge_examples(parsed, load_problem(problem), dtype, "cpu")
+    examples = edge_examples(parsed, load_problem(problem), dtype, "cpu", asked=asked)
     return [example.check for example in examples]
 
 
