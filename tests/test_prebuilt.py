@@ -186,7 +186,12 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launch(
-    package: Path, kernel: str, libcuda: Path, *version: str, language: str = "triton"
+    package: Path,
+    kernel: str,
+    libcuda: Path,
+    *version: str,
+    language: str = "triton",
+    **environment: str,
 ) -> subprocess.CompletedProcess:
     """Call a variant up to the card's driver, in a process where asking a compiler is an error."""
     file, workload = workload_of(package, kernel, language)
@@ -197,6 +202,7 @@ def launch(
         folder=package.parent,
         TRITON_CACHE_DIR=str(package.parent / "triton_cache"),
         LD_LIBRARY_PATH=str(libcuda),
+        **environment,
     )
 
 
@@ -211,6 +217,52 @@ def test_first_launch_needs_no_compiler(
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)
     assert not (triton_package.parent / "triton_cache").exists()
+
+
+AHEAD = """
+import json, sys
+from pathlib import Path
+from tuner.builders.triton import TritonBuilder
+from tuner.catalog import Catalog
+from tuner.devices.cuda import Cuda
+from tuner.plugins import BuildTask
+from tuner.records import Workload
+from tuner.space.kernel import load_space
+
+kernel, path, text = sys.argv[1:]
+values = json.loads(text)
+pairs = {name: tuple(values[name].items()) for name in ("dims", "flags")}
+TritonBuilder().compile(
+    BuildTask(
+        path=Path(path),
+        signature=load_space(Catalog().space_path(kernel)).signature,
+        workload=Workload(kernel, dtype=values["dtype"], **pairs),
+        device=Cuda.target("90"),
+        cache=Path(path).parent,
+    )
+)
+"""
+
+
+def test_what_is_compiled_ahead_is_launched_without_a_compiler(
+    tmp_path: Path, triton_package: Path, libcuda: Path
+) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "aot")
+    package = tmp_path / triton_package.name
+    shutil.copytree(triton_package, package, ignore=ignored)
+    file, workload = workload_of(package, "matmul", "gluon")
+    options = {"language": "gluon", "PATH": os.environ["PATH"]}
+    assert launch(package, "matmul", libcuda, **options).stderr == "a compiler was asked\n"
+    result = python(
+        *("-c", AHEAD, "matmul", package / "matmul" / CARD / file, json.dumps(workload)),
+        folder=ROOT,
+        PATH=os.environ["PATH"],
+        TRITON_CACHE_DIR=str(tmp_path / "triton_cache"),
+        LD_LIBRARY_PATH=str(libcuda),
+    )
+    assert result.returncode == 0, result.stderr
+    result = launch(package, "matmul", libcuda, **options)
+    assert result.returncode == 0, result.stderr
 
 
 def test_building_again_gives_the_same_bytes(triton_package: Path) -> None:

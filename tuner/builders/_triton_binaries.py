@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import platform
 import re
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,26 @@ def cache_at(folder: Path) -> Iterator[None]:
         yield
 
 
+def build_own_launchers(kernels: Sequence[Any]) -> None:
+    """Compile the C functions that load and launch kernels, if this machine has NVIDIA's driver.
+
+    Triton would compile them at the first launch, which is the measuring child's.
+
+    Args:
+        kernels: The compiled kernels.
+
+    Raises:
+        RejectedBuild: There is no C compiler, or it lacks Python's headers.
+    """
+    from triton.backends.nvidia import driver
+
+    if _driver_is_here():
+        with _rejecting_failures():
+            _build_launchers(driver, kernels)
+
+
 def build_launchers(kernels: Sequence[Any], scratch: Path) -> None:
-    """Compile the C functions that load and launch kernels on NVIDIA's cards.
+    """Compile the C functions that load and launch kernels, for any machine with NVIDIA's cards.
 
     Args:
         kernels: The compiled kernels.
@@ -50,16 +69,13 @@ def build_launchers(kernels: Sequence[Any], scratch: Path) -> None:
 
     own = build.platform_key, build._build
     try:
-        build._build = partial(_build_without_paths, build._build)
-        header = Path(driver.__file__).parent / "include" / "cuda.h"
-        knobs.nvidia.libcuda_path = str(driver_library(header, scratch / "libcuda"))
-        for linkage in _LINKAGES:
-            build.platform_key = partial(_platform, linkage)
-            _build_launchers(driver, kernels)
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        raise RejectedBuild(
-            f"launching needs a C compiler and Python's headers once, here: {error}"
-        ) from error
+        with _rejecting_failures():
+            build._build = partial(_build_without_paths, build._build)
+            header = Path(driver.__file__).parent / "include" / "cuda.h"
+            knobs.nvidia.libcuda_path = str(driver_library(header, scratch / "libcuda"))
+            for linkage in _LINKAGES:
+                build.platform_key = partial(_platform, linkage)
+                _build_launchers(driver, kernels)
     finally:
         build.platform_key, build._build = own
 
@@ -71,6 +87,25 @@ def keep(cache: Path, folder: Path) -> None:
             target = folder / path.relative_to(cache)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+
+
+@contextmanager
+def _rejecting_failures() -> Iterator[None]:
+    try:
+        yield
+    except (AssertionError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        raise RejectedBuild(
+            f"launching needs a C compiler and Python's headers once, here: {error}"
+        ) from error
+
+
+@cache
+def _driver_is_here() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _build_launchers(driver: Any, kernels: Sequence[Any]) -> None:

@@ -44,13 +44,18 @@ class TritonBuilder(Builder):
             return Resources()
         with _targeting(task.device), _compiling_only() as kernels:
             _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
-        return _resources(kernels, dict(task.device.limits)["shared_bytes"])
+        resources = _resources(kernels, dict(task.device.limits)["shared_bytes"])
+        if task.device.kind == "cuda":
+            _binaries.build_own_launchers(kernels)
+        return resources
 
     def compile_checks(self, task: BuildTask, checks: Iterable[Check]) -> None:
         """Compile every kernel that the checks would launch, on tensors in the host's memory."""
-        with _targeting(task.device), _compiling_only():
+        with _targeting(task.device), _compiling_only() as kernels:
             for check in checks:
                 check(self.load(task))
+        if task.device.kind == "cuda":
+            _binaries.build_own_launchers(kernels)
 
     def prebuild(self, task: BuildTask, folder: Path) -> Resources:
         """Compile, and store what triton's cache would hold after the workload's first call."""
