@@ -1,0 +1,284 @@
+"""What a run's choice loses: the winners of runs with different seeds, timed for long together.
+
+Each run has a store and a seed of its own and begins from nothing; they share child processes, and
+what one compiled another need not compile again. Then all that won, what each search took to be
+the fastest, and the default take turns: nobody is dropped. A run's regret is how much longer its
+winner takes than the best of all runs' winners.
+
+Example:
+    python benchmarks/selection.py --device cpu --budget 25s --jobs 1 \
+        --output benchmarks/results/clock/selection_cpu.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from entry import start
+from evaluated import LIMITS
+from regret import Choice, TrueTimes, regrets, summary
+from rows import OwnRows
+
+from tuner import codec
+from tuner.budget import Budget, Countdown
+from tuner.catalog import Catalog, device_class
+from tuner.children.worker import Lethal, Workers
+from tuner.cli.devices import workers_for
+from tuner.evidence.measure import survey
+from tuner.plan import Request, plan
+from tuner.records import Candidate, DeviceInfo, Failure, Measurement, Trial, Winner, Workload
+from tuner.render import Renderer
+from tuner.run import tune
+from tuner.session import Session, Subject
+from tuner.store import Store
+from tuner.study import Study
+from tuner.timing.race import RaceResult
+
+COLUMNS = (
+    *("op", "kernel", "workload", "seed", "template", "parameters", "trials", "seconds"),
+    *("gain", "gain_low", "gain_high", "median_ms", "low_ms", "high_ms"),
+    *("regret_percent", "regret_low", "regret_high", "search_percent", "choice_percent"),
+    *("runs", "winners", "within", "mean_percent", "note"),
+)
+
+PATIENCE = 2.0
+"""How many times their budgets all runs together may take before no other is begun."""
+
+PARTS = 4
+"""Surveys that the time for measuring is split into: each prepares everybody anew."""
+
+
+class Quiet:
+    """Is told what happens in a run and keeps it to itself."""
+
+    def begin(self, study: Study, workload: Workload, countdown: Countdown) -> None:
+        """Learn that the search begins."""
+
+    def trial(self, trial: Trial) -> None:
+        """Learn of a finished trial."""
+
+    def final(self, workload: Workload, contenders: int) -> None:
+        """Learn that the best few race."""
+
+    def end(self, result: Winner | Failure) -> None:
+        """Learn how it ended."""
+
+
+class Selection:
+    """The runs of one workload.
+
+    Args:
+        subject: The workload.
+        workers: The children.
+        renderer: Renders the candidates.
+        folder: Where the runs' stores are made.
+        output: Where rows go.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        workers: Workers,
+        *,
+        renderer: Renderer,
+        folder: Path,
+        output: OwnRows,
+    ) -> None:
+        self._subject, self._workers, self._renderer = subject, workers, renderer
+        self._folder, self._output = folder, output
+        self._choices: list[Choice] = []
+        workload = subject.task.workload
+        self._about = {"kernel": workload.kernel, "workload": str(workload)}
+
+    def search(self, runs: int, budget: Budget) -> int:
+        """Make the runs, a row each; return how many failed."""
+        failures, began_s = 0, time.monotonic()
+        end_s = began_s + PATIENCE * runs * (budget.seconds or math.inf)
+        for seed in range(runs):
+            if time.monotonic() > end_s:
+                print(f"  {runs - seed} runs are left out: the time was spent", flush=True)
+                return failures + runs - seed
+            try:
+                interrupted = self._run(seed, budget)
+            except Exception as error:  # the other runs are worth having
+                traceback.print_exc()
+                self._add("run", {"seed": seed, "note": error})
+                interrupted = False
+            failures += not self._choices or self._choices[-1].seed != seed
+            if interrupted:
+                break
+        return failures
+
+    def _run(self, seed: int, budget: Budget) -> bool:
+        """Search and choose with one seed; return whether it was interrupted."""
+        device, began_s = self._subject.task.device, time.monotonic()
+        store = Store(self._folder / f"run{seed}", device.arch)
+        store.begin(device)
+        session = Session(
+            device,
+            device_class(device.kind).shares_host,
+            store=store,
+            workers=self._workers,
+            renderer=self._renderer,
+            jobs=self._workers.jobs,
+            seed=seed,
+        )
+        result, interrupted = tune(session, self._subject, budget, Quiet())
+        row: dict[str, object] = {"seed": seed, "trials": len(store.trials)}
+        row["seconds"] = time.monotonic() - began_s
+        if isinstance(result, Failure):
+            row["note"] = result.reason
+        else:
+            self._choices.append(Choice(seed, result, _timed_ms(store)))
+            gain = result.gain
+            row |= {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+            row |= {**_cells(result.candidate), "note": result.disturbed}
+        self._add("run", row)
+        print("  ", {name: value for name, value in row.items() if value is not None}, flush=True)
+        return interrupted
+
+    def measure(self, seconds: float) -> bool:
+        """Time what was chosen, and write what each choice lost; return whether that is known."""
+        if not self._choices:
+            return False
+        default, end_s = self._subject.feasible.default, time.monotonic() + seconds
+        chosen = [item.winner.candidate for item in self._choices]
+        contenders = [default, *chosen, *(item.fastest for item in self._choices)]
+        times = TrueTimes(str(default))
+        self._add("default", _cells(default))
+        self._add("summary", {})
+        surveys = 0
+        while (left_s := end_s - time.monotonic()) > 0:
+            budget_s = min(left_s, seconds / PARTS)
+            result = self._survey(list(dict.fromkeys(contenders)), budget_s, seed=surveys)
+            if result is not None:
+                surveys += 1
+                times.add(result)
+                self._conclude(times, f"{surveys} surveys, {result.regime} caches")
+            elif contenders[1:] == chosen:
+                break
+            else:  # the searches' fastest are not known to be right everywhere
+                contenders = [default, *chosen]
+        return surveys > 0
+
+    def _survey(
+        self, contenders: Sequence[Candidate], budget_s: float, *, seed: int
+    ) -> RaceResult | None:
+        """Return the times of all contenders in turns, or None where one of them fails."""
+        render, task = self._subject.render, self._subject.task
+        sources = [(str(item), render(self._renderer, item)) for item in contenders]
+        options = {"seed": seed, "rival": False, "verify": False}
+        try:
+            reply = survey(self._workers, task, sources, budget_s=budget_s, options=options)
+        except Lethal as lethal:
+            reply = {"rejection": str(lethal)}
+        if "rejection" in reply:
+            print(f"  a survey is rejected: {reply['rejection']}", flush=True)
+            return None
+        return codec.from_json(RaceResult, reply["race"])
+
+    def _conclude(self, times: TrueTimes, how: str) -> None:
+        """Write what is known by now in the place of what was known before."""
+        default = str(self._subject.feasible.default)
+        own, noise = times.time_ms(default), times.noise()
+        cells = {"median_ms": own.value, "low_ms": own.low, "high_ms": own.high}
+        note = f"its copy takes {noise.value:+.2f} % [{noise.low:+.2f}, {noise.high:+.2f}]; {how}"
+        self._update("default", "", {**cells, "note": note})
+        found = regrets(self._choices, times)
+        for item in self._choices:
+            if item.seed in found:
+                notes = [str(found[item.seed]["note"]), item.winner.disturbed]
+                note = "; ".join(filter(None, notes))
+                self._update("run", str(item.seed), {**found[item.seed], "note": note})
+        whole = summary(self._choices, found)
+        self._update("summary", "", whole)
+        print(f"  {self._about['kernel']}: {whole}", flush=True)
+
+    def _add(self, op: str, row: dict[str, object]) -> None:
+        self._output.add({"op": op, **self._about, **row})
+
+    def _update(self, op: str, seed: str, cells: dict[str, object]) -> None:
+        self._output.update({"op": op, "seed": seed, **self._about}, cells)
+
+
+def _timed_ms(store: Store) -> dict[Candidate, float]:
+    """Return the times of what a run timed and did not reject later."""
+    latest = {trial.candidate: trial.outcome for trial in store.trials}
+    return {
+        candidate: outcome.median_ms
+        for candidate, outcome in latest.items()
+        if isinstance(outcome, Measurement)
+    }
+
+
+def _cells(candidate: Candidate) -> dict[str, object]:
+    parameters = str(candidate).removeprefix(candidate.template)[1:-1]
+    return {"template": candidate.template, "parameters": parameters}
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, required=True, help="CSV file")
+    parser.add_argument("--kernel", nargs="+", default=["matmul"])
+    parser.add_argument("--kernels", nargs="*", type=Path, default=[], help="your own folders")
+    parser.add_argument("--workload", help="of the kernel; the device's first starter if left out")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--budget", default="10s", help="of each run: 10s, 1m or 50trials")
+    parser.add_argument("--seconds", type=float, default=40.0, help="to time the winners")
+    parser.add_argument("--jobs", type=int, help="compile children; all cores if left out")
+    return parser.parse_args(arguments)
+
+
+def _select(
+    options: argparse.Namespace, workers: Workers, info: DeviceInfo, kernel: str, output: OwnRows
+) -> bool:
+    """Make a kernel's runs and time what they chose; return whether all of that went well."""
+    catalog = Catalog(options.kernels)
+    workloads = (options.workload,) if options.workload else ()
+    subject = plan(catalog, info, Request((kernel,), workloads))[0]
+    print(f"{kernel} {subject.task.workload}: {len(subject.feasible)} candidates", flush=True)
+    with tempfile.TemporaryDirectory(prefix="runs-") as folder:
+        selection = Selection(
+            subject,
+            workers,
+            renderer=Renderer(catalog.template_folders),
+            folder=Path(folder),
+            output=output,
+        )
+        failures = selection.search(options.runs, Budget.parse(options.budget))
+        return selection.measure(options.seconds) and not failures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, measure and write; return the exit status."""
+    options = _options(arguments)
+    Budget.parse(options.budget)  # not after the children have started
+    failures = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="selection-") as folder,
+        workers_for(
+            *(options.device, Path(folder), dict(os.environ)), jobs=options.jobs, limits=LIMITS
+        ) as workers,
+    ):
+        info = workers.info()
+        workers.warm_up()
+        output = OwnRows(options.output, info.name, COLUMNS)
+        for kernel in options.kernel:
+            try:
+                failures += not _select(options, workers, info, kernel, output)
+            except Exception:  # the other kernels' rows are worth having
+                traceback.print_exc()
+                failures += 1
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    start(main)
