@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean, median
 
 Row = Mapping[str, str]
@@ -12,7 +11,7 @@ Row = Mapping[str, str]
 NONE = "–"
 
 
-def section(path: Path, rows: Sequence[Row]) -> Iterator[str]:
+def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
     """Yield what the README says of a file, device by device; nothing of one that it knows not."""
     for needs, title, table in _KINDS:
         if rows and needs <= rows[0].keys():
@@ -20,7 +19,7 @@ def section(path: Path, rows: Sequence[Row]) -> Iterator[str]:
                 mine = [row for row in rows if row["device"] == device]
                 found = list(table(mine))
                 if found:
-                    about = f"{device}, {mine[0]['date']}; `benchmarks/results/{path.name}`"
+                    about = f"{device}, {mine[0]['date']}; `benchmarks/results/{name}`"
                     yield f"**{title}** ({about})"
                     yield from found
 
@@ -89,6 +88,29 @@ def _worth(row: Row) -> str:
     return {"": "same code", "constraints": "not allowed"}.get(row["stage"], row["stage"])
 
 
+def selection(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table of what the choices of runs with different seeds lose."""
+    lines = [
+        f"| {row['kernel']} {row['workload']} | {row['runs']} | {row['winners']} "
+        f"| {row['within']} | {_percents(row, 'mean_percent', 'regret_percent')} "
+        f"| {_percents(row, 'search_percent', 'choice_percent')} |"
+        for row in rows
+        if row["op"] == "summary" and row["runs"]
+    ]
+    if lines:
+        head = "| | runs | winners | within 1 % | lost: mean, most | most by search, by choice |"
+        yield "\n".join([head, "| --- | ---: | ---: | ---: | ---: | ---: |", *lines])
+        yield (
+            "How much longer a run's winner takes than the best of all runs' winners, timed "
+            "together. By search: than the best that the run had timed, over all; by choice: its "
+            "winner than that."
+        )
+
+
+def _percents(row: Row, *names: str) -> str:
+    return ", ".join(f"{float(row[name]):.1f} %" for name in names)
+
+
 def gradients(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the last line of each run."""
     yield from (row["note"] for row in rows if not row["case"] and row["note"])
@@ -130,5 +152,6 @@ _KINDS: tuple[tuple[set[str], str, _Table], ...] = (
     ({"trials_to_98"}, "Searching on the device", search),
     ({"winner_value"}, "What each choice of a winner is worth", ablations),
     ({"seeds_of"}, "What seeds save", seeds),
+    ({"choice_percent"}, "What a run's choice loses", selection),
     ({"tuner_dq"}, "Gradients of attention against float64", gradients),
 )

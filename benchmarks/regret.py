@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-from tuner.records import Candidate, Interval, Winner
+from seeded_runs import Choice
+
+from tuner.records import Interval
 from tuner.timing.blocks import COPY
 from tuner.timing.race import RaceResult
 from tuner.timing.statistics import median_interval, ratio_interval
 
 LIMIT = 1.0
 """Percent that a choice may lose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What one run came to.
-
-    Attributes:
-        seed: Seed of the run.
-        winner: What it chose, with its own evidence.
-        timed_ms: What its search timed, in milliseconds.
-    """
-
-    seed: int
-    winner: Winner
-    timed_ms: Mapping[Candidate, float]
-
-    @property
-    def fastest(self) -> Candidate:
-        """The candidate that its search saw the least time of."""
-        return min(self.timed_ms, key=lambda item: self.timed_ms[item])
 
 
 class TrueTimes:
@@ -51,17 +32,16 @@ class TrueTimes:
         self._parts.append({**dict(result.times_ms), COPY: result.copy_ms})
 
     def known(self, label: str) -> bool:
-        """Return whether a contender was timed."""
-        return any(part.get(label) for part in self._parts)
+        """Return whether a contender was timed in every survey."""
+        return all(part.get(label) for part in self._parts)
 
     def time_ms(self, label: str) -> Interval:
         """Return a contender's own time in milliseconds; compare contenders by `ratio`."""
-        return median_interval([time for part in self._parts for time in part.get(label, ())])
+        return median_interval([time for part in self._parts for time in part[label]])
 
     def ratio(self, over: str, under: str) -> Interval:
-        """Return one contender's time over another's in the blocks that have both."""
-        parts = [part for part in self._parts if over in part and under in part]
-        times = [[time for part in parts for time in part[label]] for label in (over, under)]
+        """Return one contender's time over another's in the same blocks."""
+        times = [[time for part in self._parts for time in part[item]] for item in (over, under)]
         return ratio_interval(*times)
 
     def lost(self, label: str, best: str) -> Interval:
@@ -87,6 +67,8 @@ def regrets(choices: Sequence[Choice], times: TrueTimes) -> dict[int, dict[str, 
     run had timed something better and its race chose otherwise (`choice`).
     """
     timed = [item for item in choices if times.known(str(item.winner.candidate))]
+    if not timed:
+        return {}
     labels = {item.seed: str(item.winner.candidate) for item in timed}
     best = times.best(list(labels.values()))
     pool = {item.winner.candidate for item in timed} | {item.fastest for item in timed}

@@ -23,22 +23,18 @@ from pathlib import Path
 
 from entry import start
 from evaluated import LIMITS
-from regret import Choice, TrueTimes, regrets, summary
+from regret import TrueTimes, regrets, summary
 from rows import OwnRows
+from seeded_runs import Choice, SeededRuns
 
 from tuner import codec
-from tuner.budget import Budget, Countdown
-from tuner.catalog import Catalog, device_class
+from tuner.budget import Budget
+from tuner.catalog import Catalog
 from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import workers_for
-from tuner.evidence.measure import survey
 from tuner.plan import Request, plan
-from tuner.records import Candidate, DeviceInfo, Failure, Measurement, Trial, Winner, Workload
+from tuner.records import Candidate, DeviceInfo, Failure
 from tuner.render import Renderer
-from tuner.run import tune
-from tuner.session import Session, Subject
-from tuner.store import Store
-from tuner.study import Study
 from tuner.timing.race import RaceResult
 
 COLUMNS = (
@@ -54,114 +50,75 @@ PATIENCE = 2.0
 PARTS = 4
 """Surveys that the time for measuring is split into: each prepares everybody anew."""
 
-
-class Quiet:
-    """Is told what happens in a run and keeps it to itself."""
-
-    def begin(self, study: Study, workload: Workload, countdown: Countdown) -> None:
-        """Learn that the search begins."""
-
-    def trial(self, trial: Trial) -> None:
-        """Learn of a finished trial."""
-
-    def final(self, workload: Workload, contenders: int) -> None:
-        """Learn that the best few race."""
-
-    def end(self, result: Winner | Failure) -> None:
-        """Learn how it ended."""
+LOADING_S = 60.0
+"""Seconds that everybody may take to be loaded and prepared."""
 
 
 class Selection:
-    """The runs of one workload.
+    """What runs of one workload choose.
 
     Args:
-        subject: The workload.
-        workers: The children.
-        renderer: Renders the candidates.
-        folder: Where the runs' stores are made.
+        runs: Makes the runs.
         output: Where rows go.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        workers: Workers,
-        *,
-        renderer: Renderer,
-        folder: Path,
-        output: OwnRows,
-    ) -> None:
-        self._subject, self._workers, self._renderer = subject, workers, renderer
-        self._folder, self._output = folder, output
+    def __init__(self, runs: SeededRuns, output: OwnRows) -> None:
+        self._runs, self._output = runs, output
         self._choices: list[Choice] = []
-        workload = subject.task.workload
+        self._default = runs.subject.feasible.default
+        workload = runs.subject.task.workload
         self._about = {"kernel": workload.kernel, "workload": str(workload)}
 
-    def search(self, runs: int, budget: Budget) -> int:
-        """Make the runs, a row each; return how many failed."""
-        failures, began_s = 0, time.monotonic()
-        end_s = began_s + PATIENCE * runs * (budget.seconds or math.inf)
-        for seed in range(runs):
-            if time.monotonic() > end_s:
-                print(f"  {runs - seed} runs are left out: the time was spent", flush=True)
-                return failures + runs - seed
-            try:
-                interrupted = self._run(seed, budget)
-            except Exception as error:  # the other runs are worth having
-                traceback.print_exc()
-                self._add("run", {"seed": seed, "note": error})
-                interrupted = False
-            failures += not self._choices or self._choices[-1].seed != seed
-            if interrupted:
-                break
-        return failures
+    def search(self, runs: int, budget: Budget) -> bool:
+        """Make the runs, a row each; return whether all of them chose something."""
+        end_s = time.monotonic() + PATIENCE * runs * (budget.seconds or math.inf)
+        try:
+            for seed in range(runs):
+                if time.monotonic() > end_s:
+                    print(f"  {runs - seed} runs are left out: the time was spent", flush=True)
+                    break
+                self._run(seed, budget)
+        except KeyboardInterrupt:
+            print("  interrupted: those that have ended are timed", flush=True)
+        return len(self._choices) == runs
 
-    def _run(self, seed: int, budget: Budget) -> bool:
-        """Search and choose with one seed; return whether it was interrupted."""
-        device, began_s = self._subject.task.device, time.monotonic()
-        store = Store(self._folder / f"run{seed}", device.arch)
-        store.begin(device)
-        session = Session(
-            device,
-            device_class(device.kind).shares_host,
-            store=store,
-            workers=self._workers,
-            renderer=self._renderer,
-            jobs=self._workers.jobs,
-            seed=seed,
-        )
-        result, interrupted = tune(session, self._subject, budget, Quiet())
-        row: dict[str, object] = {"seed": seed, "trials": len(store.trials)}
-        row["seconds"] = time.monotonic() - began_s
-        if isinstance(result, Failure):
-            row["note"] = result.reason
+    def _run(self, seed: int, budget: Budget) -> None:
+        row: dict[str, object] = {"seed": seed}
+        try:
+            found = self._runs.run(seed, budget)
+        except Exception as error:  # the other runs are worth having
+            traceback.print_exc()
+            found = Failure(self._runs.subject.task.workload, str(error))
+        if isinstance(found, Failure):
+            row["note"] = found.reason
         else:
-            self._choices.append(Choice(seed, result, _timed_ms(store)))
-            gain = result.gain
-            row |= {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
-            row |= {**_cells(result.candidate), "note": result.disturbed}
+            self._choices.append(found)
+            gain = found.winner.gain
+            row |= {"trials": found.trials, "seconds": found.seconds, "gain": gain.value}
+            row |= {"gain_low": gain.low, "gain_high": gain.high}
+            row |= {**_cells(found.winner.candidate), "note": found.winner.disturbed}
         self._add("run", row)
         print("  ", {name: value for name, value in row.items() if value is not None}, flush=True)
-        return interrupted
 
     def measure(self, seconds: float) -> bool:
         """Time what was chosen, and write what each choice lost; return whether that is known."""
         if not self._choices:
             return False
-        default, end_s = self._subject.feasible.default, time.monotonic() + seconds
+        default, end_s = self._default, time.monotonic() + seconds
         chosen = [item.winner.candidate for item in self._choices]
         contenders = [default, *chosen, *(item.fastest for item in self._choices)]
         times = TrueTimes(str(default))
         self._add("default", _cells(default))
         self._add("summary", {})
         surveys = 0
-        while (left_s := end_s - time.monotonic()) > 0:
-            budget_s = min(left_s, seconds / PARTS)
+        part_s = seconds / PARTS
+        while (left_s := end_s - time.monotonic()) > part_s / 2:  # less is hardly worth preparing
+            budget_s = min(left_s, part_s)
             result = self._survey(list(dict.fromkeys(contenders)), budget_s, seed=surveys)
             if result is not None:
                 surveys += 1
                 times.add(result)
-                self._conclude(times, f"{surveys} surveys, {result.regime} caches")
+                self._conclude(times, result, f"{surveys} surveys, {result.regime} caches")
             elif contenders[1:] == chosen:
                 break
             else:  # the searches' fastest are not known to be right everywhere
@@ -172,11 +129,17 @@ class Selection:
         self, contenders: Sequence[Candidate], budget_s: float, *, seed: int
     ) -> RaceResult | None:
         """Return the times of all contenders in turns, or None where one of them fails."""
-        render, task = self._subject.render, self._subject.task
-        sources = [(str(item), render(self._renderer, item)) for item in contenders]
-        options = {"seed": seed, "rival": False, "verify": False}
+        subject, runs = self._runs.subject, self._runs
+        sources = {str(item): subject.render(runs.renderer, item) for item in contenders}
+        described = [
+            {"label": label, **runs.workers.describe(sources[label])} for label in sources
+        ]
+        options = {"budget_s": budget_s, "seed": seed, "rival": False, "verify": False}
+        limit_s = LOADING_S + 2 * budget_s
         try:
-            reply = survey(self._workers, task, sources, budget_s=budget_s, options=options)
+            reply = runs.workers.ask(
+                "survey", timeout_s=limit_s, task=subject.task, contenders=described, **options
+            )
         except Lethal as lethal:
             reply = {"rejection": str(lethal)}
         if "rejection" in reply:
@@ -184,20 +147,20 @@ class Selection:
             return None
         return codec.from_json(RaceResult, reply["race"])
 
-    def _conclude(self, times: TrueTimes, how: str) -> None:
+    def _conclude(self, times: TrueTimes, last: RaceResult, how: str) -> None:
         """Write what is known by now in the place of what was known before."""
-        default = str(self._subject.feasible.default)
+        default = str(self._default)
         own, noise = times.time_ms(default), times.noise()
         cells = {"median_ms": own.value, "low_ms": own.low, "high_ms": own.high}
         note = f"its copy takes {noise.value:+.2f} % [{noise.low:+.2f}, {noise.high:+.2f}]; {how}"
         self._update("default", "", {**cells, "note": note})
-        found = regrets(self._choices, times)
+        found, refused = regrets(self._choices, times), dict(last.refused)
         for item in self._choices:
-            if item.seed in found:
-                notes = [str(found[item.seed]["note"]), item.winner.disturbed]
-                note = "; ".join(filter(None, notes))
-                self._update("run", str(item.seed), {**found[item.seed], "note": note})
-        whole = summary(self._choices, found)
+            cells = found.get(item.seed, {"note": refused.get(str(item.winner.candidate))})
+            notes = [cells["note"], item.winner.disturbed]
+            note = "; ".join(str(part) for part in notes if part)
+            self._update("run", str(item.seed), {**cells, "note": note})
+        whole = summary(self._choices, found) if found else {"note": "nothing could be timed"}
         self._update("summary", "", whole)
         print(f"  {self._about['kernel']}: {whole}", flush=True)
 
@@ -206,16 +169,6 @@ class Selection:
 
     def _update(self, op: str, seed: str, cells: dict[str, object]) -> None:
         self._output.update({"op": op, "seed": seed, **self._about}, cells)
-
-
-def _timed_ms(store: Store) -> dict[Candidate, float]:
-    """Return the times of what a run timed and did not reject later."""
-    latest = {trial.candidate: trial.outcome for trial in store.trials}
-    return {
-        candidate: outcome.median_ms
-        for candidate, outcome in latest.items()
-        if isinstance(outcome, Measurement)
-    }
 
 
 def _cells(candidate: Candidate) -> dict[str, object]:
@@ -246,15 +199,10 @@ def _select(
     subject = plan(catalog, info, Request((kernel,), workloads))[0]
     print(f"{kernel} {subject.task.workload}: {len(subject.feasible)} candidates", flush=True)
     with tempfile.TemporaryDirectory(prefix="runs-") as folder:
-        selection = Selection(
-            subject,
-            workers,
-            renderer=Renderer(catalog.template_folders),
-            folder=Path(folder),
-            output=output,
-        )
-        failures = selection.search(options.runs, Budget.parse(options.budget))
-        return selection.measure(options.seconds) and not failures
+        runs = SeededRuns(subject, workers, Renderer(catalog.template_folders), Path(folder))
+        selection = Selection(runs, output)
+        chose = selection.search(options.runs, Budget.parse(options.budget))
+        return selection.measure(options.seconds) and chose
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,10 +36,11 @@ _LEGEND = (
 def section(results: Path) -> str:
     """Return the text between the markers, from every file of results."""
     parts = [_LEGEND]
-    for path in sorted(results.glob("*.csv")):
+    clocks = filter(has_own_columns, sorted(results.glob("clock/*.csv")))
+    for path in [*sorted(results.glob("*.csv")), *clocks]:
         rows = read(path)
         if has_own_columns(path):
-            parts += findings.section(path, rows)
+            parts += findings.section(str(path.relative_to(results)), rows)
             continue
         if rows and tuple(rows[0]) == SEARCH_COLUMNS:
             parts.append(search_table(rows, path.name))
