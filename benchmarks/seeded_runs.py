@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.budget import Budget, Countdown
 from tuner.catalog import device_class
-from tuner.children.worker import Workers
-from tuner.records import Candidate, Failure, Measurement, Trial, Winner, Workload
+from tuner.children.task import Compiled
+from tuner.children.worker import Lethal, Workers
+from tuner.records import Candidate, ChildError, Failure, Measurement, Trial, Winner, Workload
 from tuner.render import Renderer
 from tuner.run import tune
 from tuner.session import Question, Session, Subject
@@ -58,6 +60,16 @@ class SeededRuns:
         self.subject, self.workers, self.renderer = subject, workers, renderer
         self._folder = folder
         self._right: set[Question] = set()  # what is right for one run is so for all
+
+    def warm_up(self) -> None:
+        """Start all children and prepare the one that measures: no run's time goes into that."""
+        self.workers.warm_up()
+        task, default = self.subject.task, self.subject.feasible.default
+        source = self.subject.render(self.renderer, default)
+        with suppress(Lethal, ChildError):  # the runs say so, too
+            built = self.workers.compile(task, source).result()
+            if isinstance(built, Compiled):
+                self.workers.evaluate(task, source, built, give_up_ms=None)
 
     def run(self, seed: int, budget: Budget) -> Choice | Failure:
         """Search from nothing and choose.

@@ -71,6 +71,7 @@ class Selection:
 
     def search(self, runs: int, budget: Budget) -> bool:
         """Make the runs, a row each; return whether all of them chose something."""
+        self._runs.warm_up()
         end_s = time.monotonic() + PATIENCE * runs * (budget.seconds or math.inf)
         try:
             for seed in range(runs):
@@ -151,15 +152,15 @@ class Selection:
         """Write what is known by now in the place of what was known before."""
         default = str(self._default)
         own, noise = times.time_ms(default), times.noise()
-        cells = {"median_ms": own.value, "low_ms": own.low, "high_ms": own.high}
+        cells: dict[str, object] = {"median_ms": own.value, "low_ms": own.low, "high_ms": own.high}
         note = f"its copy takes {noise.value:+.2f} % [{noise.low:+.2f}, {noise.high:+.2f}]; {how}"
-        self._update("default", "", {**cells, "note": note})
+        self._update("default", "", cells | {"note": note})
         found, refused = regrets(self._choices, times), dict(last.refused)
         for item in self._choices:
-            cells = found.get(item.seed, {"note": refused.get(str(item.winner.candidate))})
-            notes = [cells["note"], item.winner.disturbed]
+            mine = found.get(item.seed, {"note": refused.get(str(item.winner.candidate))})
+            notes = (mine["note"], item.winner.disturbed)
             note = "; ".join(str(part) for part in notes if part)
-            self._update("run", str(item.seed), {**cells, "note": note})
+            self._update("run", str(item.seed), {**mine, "note": note})
         whole = summary(self._choices, found) if found else {"note": "nothing could be timed"}
         self._update("summary", "", whole)
         print(f"  {self._about['kernel']}: {whole}", flush=True)
@@ -217,7 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ) as workers,
     ):
         info = workers.info()
-        workers.warm_up()
         output = OwnRows(options.output, info.name, COLUMNS)
         for kernel in options.kernel:
             try:
