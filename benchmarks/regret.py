@@ -69,22 +69,24 @@ def regrets(choices: Sequence[Choice], times: TrueTimes) -> dict[int, dict[str, 
     timed = [item for item in choices if times.known(str(item.winner.candidate))]
     if not timed:
         return {}
-    labels = {item.seed: str(item.winner.candidate) for item in timed}
-    best = times.best(list(labels.values()))
+    best = times.best([str(item.winner.candidate) for item in timed])
     pool = {item.winner.candidate for item in timed} | {item.fastest for item in timed}
     found: dict[int, dict[str, object]] = {}
     for item in timed:
-        mine, winner = times.time_ms(labels[item.seed]), labels[item.seed]
-        seen = [str(other) for other in pool if other in item.timed_ms and times.known(str(other))]
-        within_reach = times.best([*seen, winner])
-        regret = times.lost(winner, best)
+        winner = str(item.winner.candidate)
+        seen = {str(other): other for other in pool if other in item.timed_ms}
+        within_reach = times.best([winner, *filter(times.known, seen)])
+        mine, regret = times.time_ms(winner), times.lost(winner, best)
+        notes = ["the best" if winner == best else _verdict(regret)]
+        if within_reach != winner:
+            notes.append(item.passed_over(seen[within_reach]))
         found[item.seed] = {
             **{"median_ms": mine.value, "low_ms": mine.low, "high_ms": mine.high},
             "regret_percent": regret.value,
             **{"regret_low": regret.low, "regret_high": regret.high},
             "search_percent": times.lost(within_reach, best).value,
             "choice_percent": times.lost(winner, within_reach).value,
-            "note": "the best" if winner == best else _verdict(regret),
+            "note": "; ".join(notes),
         }
     return found
 

@@ -43,6 +43,12 @@ class Choice:
         """The candidate that its search saw the least time of."""
         return min(self.timed_ms, key=lambda item: self.timed_ms[item])
 
+    def passed_over(self, better: Candidate) -> str:
+        """Return how it came that the run did not choose something better that it had timed."""
+        rank = sum(time_ms <= self.timed_ms[better] for time_ms in self.timed_ms.values())
+        tied = "tied" if better in self.winner.ties else "did not tie"
+        return f"the best that it timed was number {rank} of its search and {tied} in its final"
+
 
 class SeededRuns:
     """Runs of one workload.

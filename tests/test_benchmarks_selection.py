@@ -105,7 +105,8 @@ def test_a_regret_is_that_of_the_search_or_of_the_choice(tmp_path):
     assert parts[1] == pytest.approx([0.5, 0.5, 0])
     assert parts[2] == pytest.approx([2.0, 0, 2.0])
     assert found[1]["note"] == "surely within 1 %"
-    assert found[2]["note"] == "surely beyond 1 %"
+    reason = "the best that it timed was number 2 of its search and did not tie in its final"
+    assert found[2]["note"] == f"surely beyond 1 %; {reason}"
     whole = regret.summary(choices, found)
     assert (whole["runs"], whole["winners"], whole["within"]) == (3, 3, 2)
     assert whole["regret_percent"] == pytest.approx(2.0)
