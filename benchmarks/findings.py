@@ -90,25 +90,39 @@ def _worth(row: Row) -> str:
 
 def selection(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table of what the choices of runs with different seeds lose."""
-    lines = [
-        f"| {row['kernel']} {row['workload']} | {row['runs']} | {row['winners']} "
-        f"| {row['within']} | {_percents(row, 'mean_percent', 'regret_percent')} "
-        f"| {_percents(row, 'search_percent', 'choice_percent')} |"
-        for row in rows
-        if row["op"] == "summary" and row["runs"]
-    ]
+    ends = [row for row in rows if row["op"] == "summary" and row["runs"]]
+    lines = [f"| {_selected(row, rows)} |" for row in ends]
     if lines:
-        head = "| | runs | winners | within 1 % | lost: mean, most | most by search, by choice |"
-        yield "\n".join([head, "| --- | ---: | ---: | ---: | ---: | ---: |", *lines])
+        columns = ("runs", "each", "winners", "within 1 %", "lost, mean", "most")
+        yield "\n".join(
+            [
+                f"| | {' | '.join((*columns, 'by the search', 'by the choice'))} |",
+                f"| --- |{' ---: |' * (len(columns) + 2)}",
+                *lines,
+            ]
+        )
         yield (
-            "How much longer a run's winner takes than the best of all runs' winners, timed "
-            "together. By search: than the best that the run had timed, over all; by choice: its "
-            "winner than that."
+            "Runs differ in their seed alone; what one's winner loses is how much longer it takes "
+            "than the best of all runs' winners, when all are timed together for long. By the "
+            "search, the most of any run: the best of what it had timed, over that; by the "
+            "choice: its winner over the best of what it had timed."
         )
 
 
-def _percents(row: Row, *names: str) -> str:
-    return ", ".join(f"{float(row[name]):.1f} %" for name in names)
+def _selected(end: Row, rows: Sequence[Row]) -> str:
+    """Return the cells of one workload: how long runs were, and what they lost."""
+    place = (end["kernel"], end["workload"])
+    runs = [row for row in rows if (row["kernel"], row["workload"]) == place and row["trials"]]
+    each = [median(float(row[name]) for row in runs) for name in ("trials", "seconds")]
+    lost = ("mean_percent", "regret_percent", "search_percent", "choice_percent")
+    cells = [
+        " ".join(place),
+        end["runs"],
+        f"{each[0]:.0f} trials, {each[1]:.0f} s",
+        *(end["winners"], end["within"]),
+        *(f"{float(end[name]):.1f} %" for name in lost),
+    ]
+    return " | ".join(cells)
 
 
 def gradients(rows: Sequence[Row]) -> Iterator[str]:

@@ -157,10 +157,11 @@ class Selection:
         self._update("default", "", cells | {"note": note})
         found, refused = regrets(self._choices, times), dict(last.refused)
         for item in self._choices:
-            mine = found.get(item.seed, {"note": refused.get(str(item.winner.candidate))})
+            mine: dict[str, object] = {"note": refused.get(str(item.winner.candidate))}
+            mine |= found.get(item.seed, {})
             notes = (mine["note"], item.winner.disturbed)
             note = "; ".join(str(part) for part in notes if part)
-            self._update("run", str(item.seed), {**mine, "note": note})
+            self._update("run", str(item.seed), mine | {"note": note})
         whole = summary(self._choices, found) if found else {"note": "nothing could be timed"}
         self._update("summary", "", whole)
         print(f"  {self._about['kernel']}: {whole}", flush=True)

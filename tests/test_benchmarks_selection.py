@@ -53,7 +53,9 @@ def test_runs_choose_and_their_choices_are_timed_together(tmp_path):
     assert max(float(row["regret_percent"]) for row in runs) == float(last["regret_percent"])
     assert last["runs"] == "2"
     (table, _) = findings.selection(read(output))
-    assert f"| scale {SMALL} | 2 | {last['winners']} | {last['within']} |" in table
+    seconds = sum(float(row["seconds"]) for row in runs) / 2
+    each = f"3 trials, {seconds:.0f} s"
+    assert f"| scale {SMALL} | 2 | {each} | {last['winners']} | {last['within']} |" in table
 
 
 def test_runs_that_choose_nothing_leave_a_row_and_the_reason(tmp_path, monkeypatch):
