@@ -160,8 +160,8 @@ class Selection:
             mine: dict[str, object] = {"note": refused.get(str(item.winner.candidate))}
             mine |= found.get(item.seed, {})
             notes = (mine["note"], item.winner.disturbed)
-            note = "; ".join(str(part) for part in notes if part)
-            self._update("run", str(item.seed), mine | {"note": note})
+            mine["note"] = "; ".join(str(part) for part in notes if part)
+            self._update("run", str(item.seed), mine)
         whole = summary(self._choices, found) if found else {"note": "nothing could be timed"}
         self._update("summary", "", whole)
         print(f"  {self._about['kernel']}: {whole}", flush=True)
