@@ -32,7 +32,7 @@ from tuner.budget import Budget
 from tuner.catalog import Catalog
 from tuner.children.worker import Lethal, Workers
 from tuner.cli.devices import workers_for
-from tuner.plan import Request, plan
+from tuner.plan import Request, check_request, plan
 from tuner.records import Candidate, DeviceInfo, Failure
 from tuner.render import Renderer
 from tuner.timing.race import RaceResult
@@ -162,7 +162,9 @@ class Selection:
             notes = (mine["note"], item.winner.disturbed)
             mine["note"] = "; ".join(str(part) for part in notes if part)
             self._update("run", str(item.seed), mine)
-        whole = summary(self._choices, found) if found else {"note": "nothing could be timed"}
+        whole: dict[str, object] = {"note": "nothing could be timed"}
+        if found:
+            whole = summary(self._choices, found)
         self._update("summary", "", whole)
         print(f"  {self._about['kernel']}: {whole}", flush=True)
 
@@ -192,13 +194,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _request(options: argparse.Namespace, kernel: str) -> Request:
+    return Request((kernel,), (options.workload,) if options.workload else ())
+
+
 def _select(
     options: argparse.Namespace, workers: Workers, info: DeviceInfo, kernel: str, output: OwnRows
 ) -> bool:
     """Make a kernel's runs and time what they chose; return whether all of that went well."""
     catalog = Catalog(options.kernels)
-    workloads = (options.workload,) if options.workload else ()
-    subject = plan(catalog, info, Request((kernel,), workloads))[0]
+    subject = plan(catalog, info, _request(options, kernel))[0]
     print(f"{kernel} {subject.task.workload}: {len(subject.feasible)} candidates", flush=True)
     with tempfile.TemporaryDirectory(prefix="runs-") as folder:
         runs = SeededRuns(subject, workers, Renderer(catalog.template_folders), Path(folder))
@@ -210,7 +215,9 @@ def _select(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, measure and write; return the exit status."""
     options = _options(arguments)
-    Budget.parse(options.budget)  # not after the children have started
+    Budget.parse(options.budget)  # what is wrong is said before children start
+    for kernel in options.kernel:
+        check_request(Catalog(options.kernels), _request(options, kernel))
     failures = 0
     with (
         tempfile.TemporaryDirectory(prefix="selection-") as folder,

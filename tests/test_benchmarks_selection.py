@@ -18,7 +18,7 @@ import regret
 import selection
 from seeded_runs import Choice
 
-from tuner.records import Candidate
+from tuner.records import Candidate, UsageError
 from tuner.timing.race import RaceResult
 
 SMALL = "N=100000,dtype=float32"
@@ -36,8 +36,8 @@ def arguments(output: Path, *more: str) -> list[str]:
 
 def test_runs_choose_and_their_choices_are_timed_together(tmp_path):
     output = tmp_path / "selection.csv"
-    more = ["--kernel", "no_such_kernel", "scale", "--budget", "3trials", "--workload", SMALL]
-    assert selection.main(arguments(output, *more)) == 1  # one of the kernels is unknown
+    more = ["--kernel", "scale", "--budget", "3trials", "--workload", SMALL]
+    assert selection.main(arguments(output, *more)) == 0
     *runs, default, last = read(output)
     assert [row["op"] for row in (*runs, default, last)] == ["run", "run", "default", "summary"]
     assert [row["seed"] for row in runs] == ["0", "1"]
@@ -66,6 +66,19 @@ def test_runs_that_choose_nothing_leave_a_row_and_the_reason(tmp_path, monkeypat
     rows = read(output)
     assert [row["seed"] for row in rows] == ["0", "1"]
     assert all(row["note"] and not row["gain"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--kernel", "no_such_kernel"], "no_such_kernel"),
+        (["--kernel", "scale", "--workload", "M=1"], "'M=1'"),
+        (["--kernel", "scale", "--budget", "4x"], "'4x'"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(tmp_path, wrong, said):
+    with pytest.raises(UsageError, match=said):
+        selection.main(arguments(tmp_path / "selection.csv", *wrong))
 
 
 def of(name: str) -> Candidate:
