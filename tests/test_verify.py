@@ -33,8 +33,9 @@ def entries(kernel: str, dtype: str, most: float | None = None) -> dict:
     return suite(message)
 
 
-def test_a_right_kernel_passes_every_case(tmp_path):
-    done = verify(tmp_path, "attention_backward", "--device", "cpu", "--sample", "20")
+@pytest.mark.parametrize("jobs", [(), ("--jobs", "3")])
+def test_a_right_kernel_passes_every_case(tmp_path, jobs):
+    done = verify(tmp_path, "attention_backward", "--device", "cpu", "--sample", "20", *jobs)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(lines) == 21
@@ -54,7 +55,8 @@ def test_a_right_kernel_passes_every_case(tmp_path):
 def test_a_fault_fails_its_case_and_not_the_run(tmp_path, fault, reason):
     options = ("hostile", "--kernels", str(KERNELS), "--device", "cpu")
     timeout = ("--timeout", "2" if fault == "hang" else "60")
-    done = verify(tmp_path, *options, *timeout, "--set", f"FAULT={fault}", "--sample", "2")
+    options += ("--set", f"FAULT={fault}", "--sample", "2", "--jobs", "2")
+    done = verify(tmp_path, *options, *timeout)
     *lines, last = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert last == "2 of 2 failed"

@@ -183,6 +183,7 @@ def build(**options: Any) -> None:
     show_default=True,
     help="Seconds that a case may take.",
 )
+@click.option("--jobs", type=click.IntRange(1), help="Cases that run at a time.")
 @store_option
 @kernels_option
 def verify(**options: Any) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import click
@@ -15,7 +18,7 @@ from tuner.catalog import Catalog, device_class, split_device
 from tuner.children.child import child_spec
 from tuner.children.examiner import Examiner, Verdict
 from tuner.children.task import Task
-from tuner.cli.devices import resolve_device
+from tuner.cli.devices import jobs_or_cores, resolve_device
 from tuner.records import (
     Candidate,
     DeviceInfo,
@@ -32,6 +35,9 @@ from tuner.space.template import ITEMSIZES, TemplateSpec
 _MOST_INTERPRETED = 5e7
 """Operations of a case up to which an interpreter takes seconds."""
 
+_MOST_JOBS = 8
+"""Children that answer at a time, each with a device context of its own, unless asked for."""
+
 _SEED = 0
 
 
@@ -45,6 +51,7 @@ class VerifyOptions:
     settings: tuple[str, ...]
     sample: int | None
     timeout: float
+    jobs: int | None
     store: Path
     folders: tuple[Path, ...]
 
@@ -58,13 +65,17 @@ def verify_kernel(options: VerifyOptions, environment: Mapping[str, str]) -> int
         choose_candidate(spec, template, options.settings)
         for template in _templates(spec, split_device(name)[0], options.template)
     ]
-    with Examiner(child_spec(name, options.store, environment), options.timeout) as examiner:
-        device = examiner.info()
-        run = _Run(catalog, spec, device, options.store.absolute() / "sources", examiner)
+    host = child_spec(name, options.store, environment)
+    with ExitStack() as stack:
+        examiners = [
+            stack.enter_context(Examiner(host, options.timeout))
+            for _ in range(_jobs(options.jobs, name))
+        ]
+        device = examiners[0].info()
+        run = _Run(catalog, spec, device, options.store.absolute() / "sources", examiners)
         exams = list(run.exams(candidates, options.sample))
         failed = 0
-        for number, exam in enumerate(exams, 1):
-            verdict = run.verdict(exam)
+        for number, (exam, verdict) in enumerate(run.verdicts(exams), 1):
             failed += verdict.fault is not None
             click.echo(f"{number}/{len(exams)} {exam} {_spell(verdict)}")
     passed = len(exams) - failed
@@ -121,7 +132,7 @@ class _Run:
     spec: KernelSpec
     device: DeviceInfo
     sources: Path
-    examiner: Examiner
+    examiners: Sequence[Examiner]
 
     def exams(self, candidates: Sequence[Candidate], sample: int | None) -> Iterator[_Exam]:
         """Yield every case of every candidate, or a sample of them."""
@@ -130,13 +141,31 @@ class _Run:
         kept = random.Random(_SEED).sample(range(len(found)), min(wanted, len(found)))
         yield from (found[place] for place in sorted(kept))
 
-    def verdict(self, exam: _Exam) -> Verdict:
-        """Return what came of a case."""
+    def verdicts(self, exams: Sequence[_Exam]) -> Iterator[tuple[_Exam, Verdict]]:
+        """Yield what came of each case, in their order; every examiner has one at a time."""
+        idle: SimpleQueue[Examiner] = SimpleQueue()
+        for examiner in self.examiners:
+            idle.put(examiner)
+
+        def verdict(exam: _Exam) -> Verdict:
+            examiner = idle.get()
+            try:
+                return self._verdict(exam, examiner)
+            finally:
+                idle.put(examiner)
+
+        pool = ThreadPoolExecutor(len(self.examiners))
+        try:
+            yield from zip(exams, pool.map(verdict, exams), strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _verdict(self, exam: _Exam, examiner: Examiner) -> Verdict:
         entry, kernel = exam.entry, self.spec.kernel
         extents, flags = tuple(entry["extents"].items()), tuple(entry["flags"].items())
         task = self._task(Workload(kernel, extents, entry["dtype"], flags))
         path = self.sources / f"{exam.source.sha256}.{_suffix(exam.source)}"
-        return self.examiner.examine(task, entry, path=str(path), language=exam.source.language)
+        return examiner.examine(task, entry, path=str(path), language=exam.source.language)
 
     def _all(self, candidate: Candidate) -> Iterator[_Exam]:
         kind, template = device_class(self.device.kind), self.spec.template(candidate.template)
@@ -149,7 +178,7 @@ class _Run:
                 continue
             task = self._task(Workload(self.spec.kernel, (), dtype))
             workloads = [item for item in starters if item.dtype == dtype]
-            entries, left_out = self.examiner.suite(task, workloads, most_operations=most)
+            entries, left_out = self.examiners[0].suite(task, workloads, most_operations=most)
             if left_out:
                 click.echo(f"{template.name} {dtype}: {left_out} cases are too large here")
             lacks = self.spec.lacks(candidate)
@@ -190,6 +219,13 @@ def _templates(spec: KernelSpec, kind: str, name: str | None) -> list[TemplateSp
         what = f"template {name!r} of {spec.kernel}" if name else spec.kernel
         raise UsageError(f"{what} does not run on {kind!r}; devices: {', '.join(devices)}")
     return found
+
+
+def _jobs(asked: int | None, device: str) -> int:
+    """Return how many cases run at a time: one where the device is the host's own processor."""
+    if asked is None and device_class(split_device(device)[0]).shares_host:
+        return 1
+    return asked or min(jobs_or_cores(None), _MOST_JOBS)
 
 
 def _suffix(source: Source) -> str:
