@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -218,20 +217,25 @@ def test_a_malformed_workload_is_an_error(tmp_path, text, message):
         load(tmp_path).workload(text)
 
 
-def test_a_template_says_for_which_workloads_its_guesses_are_tried_early(tmp_path):
-    early = ("    seeds: [{TILE", '    early: "S * T <= 64"\n    seeds: [{TILE')
-    spec = load(tmp_path, early)
-    cpu, dims = spec.template("cpu"), dict(spec.workload("B=2,H=8,S=8,D=8").dims)
-    assert cpu.suits(dims) and not cpu.suits({**dims, "T": 9})
-    assert spec.template("simple").suits({**dims, "T": 9})
-    subject = Subject(spec, None, spec.feasible(LIMITS, "cpu", "float32"))
-    for text, tried in (("B=2,H=8,S=8,D=8", True), ("B=2,H=8,S=9,D=8", False)):
-        task = SimpleNamespace(workload=spec.workload(text))
-        found = guesses(replace(subject, task=task), ())
-        assert found[0] == cpu.default and (cpu.seeds[0] in found) is tried
-        assert spec.template("simple").default in found
-    with pytest.raises(UsageError, match="cpu.early: unknown name 'TILE'"):
-        load(tmp_path, (early[0], early[1].replace("S * T", "TILE")))
+def test_a_template_says_which_workloads_it_suits(tmp_path):
+    suits = ("    default: {UNROLL: 1}", '    suits: "S * T <= 64"\n    default: {UNROLL: 1}')
+    spec = load(tmp_path, suits)
+    for text, names in (("B=2,H=8,S=8,D=8", ["cpu", "simple"]), ("B=2,H=8,S=9,D=8", ["cpu"])):
+        workload = spec.workload(text)
+        feasible = spec.feasible(LIMITS, "cpu", "float32", dims=dict(workload.dims))
+        assert [part.spec.name for part in feasible.templates] == names
+        found = guesses(Subject(spec, SimpleNamespace(workload=workload), feasible), ())
+        assert found[0] == spec.template("cpu").default
+        assert (spec.template("simple").default in found) is ("simple" in names)
+    with pytest.raises(UsageError, match="simple.suits: unknown name 'TILE'"):
+        load(tmp_path, (suits[0], suits[1].replace("S * T", "TILE")))
+
+
+def test_the_first_template_is_for_every_workload(tmp_path):
+    spec = load(tmp_path, ("    seeds: [{TILE", '    suits: "S > 64"\n    seeds: [{TILE'))
+    dims = dict(spec.workload("B=2,H=8,S=8,D=8").dims)
+    feasible = spec.feasible(LIMITS, "cpu", "float32", dims=dims)
+    assert feasible.default == spec.template("cpu").default
 
 
 def test_circular_defaults_are_an_error(tmp_path):

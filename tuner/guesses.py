@@ -24,12 +24,7 @@ def guesses(subject: Subject, winners: Iterable[Winner]) -> list[Candidate]:
     same.sort(key=lambda winner: _distance(winner.workload, here))
     elsewhere = dict.fromkeys(item.candidate for item in same if item.candidate in feasible)
     nearest = list(elsewhere)[:_NEIGHBOURS]
-    suited = [
-        item
-        for item in (*feasible.defaults, *feasible.seeds)
-        if subject.spec.template(item.template).suits(dict(here.dims))
-    ]
-    named = (feasible.default, *subject.seeds, *nearest, *suited)
+    named = (feasible.default, *subject.seeds, *nearest, *feasible.defaults, *feasible.seeds)
     return list(dict.fromkeys(named))
 
 

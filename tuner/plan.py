@@ -150,8 +150,13 @@ def subject_of(
     catalog: Catalog, device: DeviceInfo, spec: KernelSpec, workload: Workload
 ) -> Subject:
     """Return one workload with what is needed to tune for it."""
-    limits, flags = dict(device.limits), dict(workload.flags)
-    feasible = spec.feasible(limits, device.kind, workload.dtype, flags=flags)
+    feasible = spec.feasible(
+        dict(device.limits),
+        device.kind,
+        workload.dtype,
+        dims=dict(workload.dims),
+        flags=dict(workload.flags),
+    )
     for part in feasible.templates:
         catalog.template_path(spec.kernel, part.spec.name, part.spec.language)
     task = Task(spec.signature.to_json(), catalog.problem_path(spec.kernel), workload, device)

@@ -88,6 +88,7 @@ class KernelSpec:
         dtype: str,
         *,
         only: Collection[str] = (),
+        dims: Mapping[str, Value] | None = None,
         flags: Mapping[str, Value] | None = None,
     ) -> FeasibleSet:
         """Return what may be tried on a device: the union of the templates that are for it.
@@ -97,6 +98,7 @@ class KernelSpec:
             device: Kind of the device, such as ``"cpu"``.
             dtype: Torch's name of the workload's element type.
             only: Names of the templates to keep; all when empty.
+            dims: The workload's; templates that do not suit them are left out, but the first.
             flags: The workload's, which may ask for guarantees.
 
         Raises:
@@ -109,7 +111,10 @@ class KernelSpec:
         specs = [self.template(name) for name in only] if only else self.templates
         asked = {name: bool((flags or {}).get(name)) for name in self.signature.guarantees}
         values = {**limits, "itemsize": ITEMSIZES.get(dtype, 0), **asked}
-        chosen = [spec for spec in specs if device in spec.devices and dtype in spec.dtypes]
+        possible = [spec for spec in specs if device in spec.devices and dtype in spec.dtypes]
+        chosen = [
+            spec for spec in possible if spec is possible[0] or not dims or spec.is_for(dims)
+        ]
         if not chosen:
             offers = "; ".join(
                 f"{spec.name}: {', '.join(spec.devices)} with {', '.join(spec.dtypes)}"

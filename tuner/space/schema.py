@@ -117,7 +117,7 @@ class TemplateFile(Section):
     parameters: dict[Name, Choices]
     constraints: list[ConstraintFile] = []
     compiled: list[ConstraintFile] = []
-    early: str | None = None
+    suits: str | None = None
     default: Point
     seeds: list[Point] = []
 

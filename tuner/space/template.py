@@ -54,8 +54,7 @@ class TemplateSpec:
         default: The plain first choice.
         seeds: Expert guesses, tried right after the default.
         compiled: What the compiler must report of a candidate, that it be timed.
-        early: For which workloads, by their dims, default and seeds are tried early; None stands
-            for all. A search may come to them on any.
+        suits: For which workloads it is tried, by their dims; None stands for all.
     """
 
     name: str
@@ -67,11 +66,11 @@ class TemplateSpec:
     default: Candidate
     seeds: tuple[Candidate, ...] = ()
     compiled: tuple[Constraint, ...] = ()
-    early: Expression | None = None
+    suits: Expression | None = None
 
-    def suits(self, dims: Mapping[str, Value]) -> bool:
-        """Whether the default and the seeds are worth an early try on a workload."""
-        return self.early is None or bool(self.early.evaluate(dims))
+    def is_for(self, dims: Mapping[str, Value]) -> bool:
+        """Return whether it is worth a try on a workload."""
+        return self.suits is None or bool(self.suits.evaluate(dims))
 
     def broken(self, candidate: Candidate, limits: Mapping[str, Value]) -> Iterator[Constraint]:
         """Yield the constraints that a candidate breaks.
@@ -144,7 +143,7 @@ def template_spec(
         default=Candidate.of(name, section.default),
         seeds=tuple(Candidate.of(name, seed) for seed in section.seeds),
         compiled=_conditions(section.compiled, f"{where}.compiled", REPORTED),
-        early=Expression(section.early, f"{where}.early", dims) if section.early else None,
+        suits=Expression(section.suits, f"{where}.suits", dims) if section.suits else None,
     )
     _check_point(spec, spec.default, f"{where}.default")
     for position, seed in enumerate(spec.seeds):
