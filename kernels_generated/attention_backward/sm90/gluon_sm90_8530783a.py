@@ -1,19 +1,17 @@
-# attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups that share dS,
-# fed by a producer warp through TMA; dQ is added in float32 by a writer warp, in the order of
-# registers.
-# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_writer, DQ_SPLIT=1,
-# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=skip, ORDER=groups,
-# P_ROUNDED=false, PERSISTENT=false, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2, SCHEDULE=paired,
-# STATS=tma_late, WORKER_REGISTERS=24
+# attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups together, fed
+# by a producer warp through TMA; dQ is added in float32 by atomics, in the order of registers,
+# persistent.
+# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_atomic, DQ_SPLIT=1,
+# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=queries, DS_STAGES=1, MASKING=split, ORDER=groups,
+# P_ROUNDED=false, PERSISTENT=true, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2,
+# SCHEDULE=cooperative, STATS=tma_late, WORKER_REGISTERS=24
 import functools
 
 import torch
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language import _core as gluon_core
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -26,17 +24,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 cta_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-if hasattr(tma, "async_atomic_add"):
-    tma_add = tma.async_atomic_add
-else:  # triton 3.6 and 3.7: the compiler has the operation, but its language does not name it
-
-    @gluon_core.builtin
-    def tma_add(descriptor, place, block, _semantic=None):
-        """Add a block of shared memory to global memory."""
-        place = _semantic._convert_to_ir_values(place, require_i64=False)
-        kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-        _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, block.handle)
 
 
 @gluon.constexpr_function
@@ -87,9 +74,45 @@ def tile_at(number, columns, heads, units):
 
 
 @gluon.jit
-def arrive(bar):
+def take_tile(
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
+    number,  # of the tile among those of this program
+    columns,
+    heads,
+    units,
+):
+    """Take a tile that no program has taken, and tell the others of this one where it is: the head
+    in the upper half, the column in the lower, or less than 0 if none is left."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    last = columns * heads - 1
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
+    mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
+    tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
+    mbarrier.arrive(tile_ready.index(slot), count=1)
+    return place
+
+
+@gluon.jit
+def next_tile(tile_ring, tile_ready, tile_free, number):
+    """Return where the tile is that the producer has taken."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
+    place = gl.max(tile_ring.index(slot).load(layout), 0)
+    mbarrier.arrive(tile_free.index(slot), count=1)
+    return place
+
+
+@gluon.jit
+def arrive(bar, pred=True):
     """Arrive by one thread, without the barrier that `mbarrier.arrive` puts in front of it."""
-    mbarrier.expect(bar, 0)
+    mbarrier.expect(bar, 0, pred)
 
 
 @gluon.jit
@@ -102,11 +125,17 @@ def produce(
     delta_desc,
     k_tile,
     v_tile,
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
@@ -121,76 +150,48 @@ def produce(
 ):
     """Keep the rings full: one warp that does nothing else."""
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[1]
-    BLOCK_N: gl.constexpr = 2 * k_desc.block_type.shape[1]
-    KV_BYTES: gl.constexpr = 2 * (k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[1]
+    KV_BYTES: gl.constexpr = k_desc.block_type.nbytes + v_desc.block_type.nbytes
     BLOCK_BYTES: gl.constexpr = q_desc.block_type.nbytes + 4 * BLOCK_M
     bar_kv = kv_ready.index(0)
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    mbarrier.expect(bar_kv, KV_BYTES)
-    for part in gl.static_range(2):
-        off_part = off_n + part * k_desc.block_type.shape[1]
-        tma_load(k_desc, [kv_head, off_part, 0], bar_kv, k_tile.index(part))
-        tma_load(v_desc, [kv_head, off_part, 0], bar_kv, v_tile.index(part))
-    for member in range(group):
-        head = kv_head * group + member
-        for block in range(blocks):
-            number = taken + block
-            off_m = first + block * BLOCK_M
-            slot = number % 2
-            mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = q_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
-            tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
-            slot = number % 2
-            mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = do_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
-            tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
-        taken += blocks
-
-
-@gluon.jit
-def write_dq(
-    dq_desc,
-    dq_ring,
-    dq_ready,
-    dq_free,
-    kv_heads,
-    group,
-    S,
-    T,
-    padded,
-    units,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr,
-):
-    """Add the blocks of dQ to global memory as they come: one warp that does nothing else."""
-    ROWS: gl.constexpr = dq_desc.block_type.shape[0]  # of 32 numbers in a block
-    taken = 0
-    columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    for member in range(group):
-        row = (kv_head * group + member) * padded + first
-        for block in range(blocks):
-            number = taken + block
-            place = (row // BLOCK_M + block) * 2
-            for part in gl.static_range(2):
-                # the other part's block may be on its way, this part's has left
-                tma.store_wait(1)
-                mbarrier.arrive(dq_free.index(part), count=1)
-                mbarrier.wait(dq_ready.index(part), number & 1)
-                tma_add(dq_desc, [(place + part) * ROWS, 0], dq_ring.index(part))
-        taken += blocks
-    tma.store_wait(0)
+    tiles_taken = 0
+    tile = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+    )
+    while tile >= 0:
+        kv_head, off_n = (tile >> 32).to(gl.int32), tile.to(gl.int32) * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        for member in range(group):
+            head = kv_head * group + member
+            for block in range(blocks):
+                number = taken + block
+                off_m = first + block * BLOCK_M
+                slot = number % 2
+                mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = q_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
+                tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
+                slot = number % 2
+                mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = do_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
+                tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
+                if member + block == 0:
+                    # the first queries come while the tile before needs its keys and values
+                    mbarrier.wait(v_free.index(0), (tiles_taken & 1) ^ 1)
+                    mbarrier.expect(bar_kv, KV_BYTES)
+                    tma_load(v_desc, [kv_head, off_n, 0], bar_kv, v_tile)
+                    mbarrier.wait(k_free.index(0), (tiles_taken & 1) ^ 1)
+                    tma_load(k_desc, [kv_head, off_n, 0], bar_kv, k_tile)
+            taken += blocks
+        tiles_taken += 1
+        tile = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+        )
 
 
 @gluon.jit
@@ -199,7 +200,6 @@ def take_queries(
     dv,  # [BLOCK_N, BLOCK_D]
     k,  # [BLOCK_N, BLOCK_D]
     v,  # [BLOCK_N, BLOCK_D]
-    k_tile,  # of both warpgroups
     q_ring,
     do_ring,
     lse_ring,
@@ -208,18 +208,15 @@ def take_queries(
     q_free,
     do_ready,
     do_free,
-    ds_ready,
-    others_ready,
     ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
+    dq_sum_ptr,
+    v_free,
+    last,  # whether no other block of the tile follows
     number,  # of this block of queries among those that the program takes
     row,  # of the head among the padded rows
     off_m,
     seen,  # how many of the tile's keys the first of the queries sees
     scale_2,
-    PART: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
@@ -227,10 +224,10 @@ def take_queries(
     BLOCK_M: gl.constexpr = q_ring.shape[2]
     BLOCK_N: gl.constexpr = k.shape[0]
     BLOCK_D: gl.constexpr = k.shape[1]
-    layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_M, 4)
-    operand: gl.constexpr = gl.DotOperandLayout(0, tile_layout(BLOCK_N, BLOCK_D, 4), 2)
-    # the warpgroups divide the queries of dq, or the columns if there are 64 queries
-    dq_layout: gl.constexpr = tile_layout(64, 64, 4)
+    layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_M, 8)
+    operand: gl.constexpr = gl.DotOperandLayout(0, tile_layout(BLOCK_N, BLOCK_D, 8), 2)
+    DQ_COLUMNS: gl.constexpr = BLOCK_D
+    dq_layout: gl.constexpr = tile_layout(BLOCK_M, DQ_COLUMNS, 8)
     query: gl.constexpr = gl.SliceLayout(0, layout)
     q_slot = number % 2
     do_slot = number % 2
@@ -255,182 +252,131 @@ def take_queries(
     dp = warpgroup_mma_wait(0, deps=(dp,))
     delta = delta_ring.index(do_slot).load(query)
     ds = (p * (dp - gl.expand_dims(delta, 0))).to(q.dtype)
-    ds_slot = number % 2
-    ds_ring.index(2 * ds_slot + PART).store(ds)
+    ds_tile = ds_ring.index(0)
+    ds_tile.store(ds)
     ds_operand = gl.convert_layout(ds, operand)
+    ds_rows = ds_tile.permute((1, 0))  # [BLOCK_M, BLOCK_N]
+    no_dq = gl.zeros([BLOCK_M, DQ_COLUMNS], gl.float32, dq_layout)
     dv = warpgroup_mma(p_operand, do, dv, is_async=True)
     fence_async_shared()
-    # a slot of ds is free when both warpgroups have come to the next one
     cta_barrier()
-    arrive(ds_ready.index(ds_slot))
-    mbarrier.wait(others_ready.index(ds_slot), (number // 2) & 1)
-    dq = gl.zeros([64, 64], gl.float32, dq_layout)
-    for half in gl.static_range(2):
-        ds_half = ds_ring.index(2 * ds_slot + half)
-        k_half = k_tile.index(half).reshape([BLOCK_N, BLOCK_D])
-        if BLOCK_M == 64:
-            k_half = k_half.slice(PART * 64, 64, dim=1)
-        else:
-            ds_half = ds_half.slice(PART * 64, 64, dim=1)
-        dq = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq, use_acc=half == 1, is_async=True)
-    dv, p_operand = warpgroup_mma_wait(2, deps=(dv, p_operand))
+    arrive(v_free.index(0), last)
+    dq = warpgroup_mma(ds_rows, k, no_dq, use_acc=False, is_async=True)
+    dv, p_operand = warpgroup_mma_wait(1, deps=(dv, p_operand))
     dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
     dq = warpgroup_mma_wait(1, deps=(dq,))
-    mbarrier.wait(dq_free.index(PART), number & 1)
-    # as registers hold it, for stores of 16 bytes: warp, block of 8 columns, row and column of a
-    # lane, upper or lower rows, pair
-    dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([128, 32])
-    dq_ring.index(PART).store(dq)
-    fence_async_shared()
-    cta_barrier()
-    arrive(dq_ready.index(PART))
-    arrive(do_free.index(do_slot))
+    # as registers hold it, for additions of 16 bytes: warp column, warp row, block of 8 columns,
+    # row and column of a lane, upper or lower rows, pair
+    WARPS_M: gl.constexpr = dq.shape[0] // 16
+    WARPS_N: gl.constexpr = 8 // WARPS_M
+    BLOCKS_D: gl.constexpr = dq.shape[1] // (8 * WARPS_N)
+    linear: gl.constexpr = gl.BlockedLayout([BLOCKS_D, 4], [1, 32], [8, 1], [1, 0])
+    dq = dq.reshape([WARPS_M, 2, 8, WARPS_N, BLOCKS_D, 4, 2])
+    dq = dq.permute((3, 0, 4, 2, 5, 1, 6)).reshape([8 * BLOCKS_D, 128])
+    dq = gl.convert_layout(dq, linear, assert_trivial=True)
+    sums = dq_sum_ptr + (row + off_m).to(gl.int64) * BLOCK_D
+    sums += gl.expand_dims(gl.arange(0, 8 * BLOCKS_D, gl.SliceLayout(1, linear)) * 128, 1)
+    sums += gl.expand_dims(gl.arange(0, 128, gl.SliceLayout(0, linear)), 0)
+    gl.atomic_add(sums, dq, sem="relaxed")
     dk, ds_operand = warpgroup_mma_wait(0, deps=(dk, ds_operand))
     cta_barrier()
+    arrive(do_free.index(do_slot))
     arrive(q_free.index(q_slot))
     return dk, dv
 
 
-@gluon.jit
-def skip_queries(
-    k_tile,  # of both warpgroups
-    q_ring,
-    do_ring,
-    q_ready,
-    q_free,
-    do_ready,
-    do_free,
-    ds_ready,
-    others_ready,
-    ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
-    number,  # of this block of queries among those that the program takes
-    PART: gl.constexpr,
-):
-    """Do the part in dq of a block of queries that sees none of this warpgroup's keys."""
-    BLOCK_M: gl.constexpr = q_ring.shape[2]
-    BLOCK_N: gl.constexpr = k_tile.shape[2]
-    BLOCK_D: gl.constexpr = q_ring.shape[3]
-    dq_layout: gl.constexpr = tile_layout(64, 64, 4)
-    q_slot = number % 2
-    do_slot = number % 2
-    ds_slot = number % 2
-    # what is waited for is not read, but was not to be given back before
-    mbarrier.wait(q_ready.index(q_slot), (number // 2) & 1)
-    mbarrier.wait(do_ready.index(do_slot), (number // 2) & 1)
-    nothing = gl.zeros([BLOCK_N, BLOCK_M], q_ring.dtype, tile_layout(BLOCK_N, BLOCK_M, 4))
-    ds_ring.index(2 * ds_slot + PART).store(nothing)
-    fence_async_shared()
-    cta_barrier()
-    arrive(ds_ready.index(ds_slot))
-    mbarrier.wait(others_ready.index(ds_slot), (number // 2) & 1)
-    ds_half = ds_ring.index(2 * ds_slot + 1 - PART)
-    k_half = k_tile.index(1 - PART).reshape([BLOCK_N, BLOCK_D])
-    if BLOCK_M == 64:
-        k_half = k_half.slice(PART * 64, 64, dim=1)
-    else:
-        ds_half = ds_half.slice(PART * 64, 64, dim=1)
-    dq = gl.zeros([64, 64], gl.float32, dq_layout)
-    dq = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq, use_acc=False, is_async=True)
-    dq = warpgroup_mma_wait(0, deps=(dq,))
-    mbarrier.wait(dq_free.index(PART), number & 1)
-    # as registers hold it, for stores of 16 bytes: warp, block of 8 columns, row and column of a
-    # lane, upper or lower rows, pair
-    dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([128, 32])
-    dq_ring.index(PART).store(dq)
-    fence_async_shared()
-    cta_barrier()
-    arrive(dq_ready.index(PART))
-    arrive(do_free.index(do_slot))
-    arrive(q_free.index(q_slot))
 @gluon.jit
 def consume(
     dk_desc,
     dv_desc,
     k_tile,
     v_tile,
+    out_tile,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
-    k_read,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
     do_free,
-    ds_ready,
-    others_ready,
     ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
+    dq_sum_ptr,
     kv_heads,
     group,
     S,
     T,
     padded,
-    units,
     scale,
     scale_2,  # in units of log 2
-    PART: gl.constexpr,
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write dk and dv of half a tile of keys, and add to dq."""
+    """Write dk and dv of a tile of keys, and add to dq."""
     BLOCK_M: gl.constexpr = q_ring.shape[2]
     BLOCK_D: gl.constexpr = q_ring.shape[3]
-    ROWS: gl.constexpr = k_tile.shape[2]
-    BLOCK_N: gl.constexpr = 2 * ROWS
+    BLOCK_N: gl.constexpr = k_tile.shape[1]
     MORE_SEEN: gl.constexpr = BLOCK_M if CAUSAL else 0
-    layout: gl.constexpr = tile_layout(ROWS, BLOCK_D, 4)
-    own_k = k_tile.index(PART)
-    own_v = v_tile.index(PART)
-    k = own_k.reshape([ROWS, BLOCK_D])
-    v = own_v.reshape([ROWS, BLOCK_D])
+    layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_D, 8)
+    k = k_tile.reshape([BLOCK_N, BLOCK_D])
+    v = v_tile.reshape([BLOCK_N, BLOCK_D])
+    out = out_tile.reshape([BLOCK_N, BLOCK_D])
     taken = 0
-    columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    off_n += PART * ROWS
-    seen = T - off_n
-    if CAUSAL:
-        seen += first + 1 - S
-    dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
-    dv = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
-    mbarrier.wait(kv_ready.index(0), 0)
-    for member in range(group):
-        row = (kv_head * group + member) * padded
-        unseen = 0
-        if CAUSAL and PART == 1:
-            if seen + BLOCK_M <= 1:
-                skip_queries(
-                    *(k_tile, q_ring, do_ring, q_ready, q_free, do_ready, do_free),
-                    *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free),
-                    *(taken, PART),
+    tiles_taken = 0
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        kv_head, off_n = (tile >> 32).to(gl.int32), tile.to(gl.int32) * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        seen = T - off_n
+        if CAUSAL:
+            seen += first + 1 - S
+        dk = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
+        dv = gl.zeros([BLOCK_N, BLOCK_D], gl.float32, layout)
+        mbarrier.wait(kv_ready.index(0), tiles_taken & 1)
+        for member in range(group):
+            row = (kv_head * group + member) * padded
+            unmasked = 0
+            if CAUSAL or HAS_TAIL:
+                for block in range(masked):
+                    dk, dv = take_queries(
+                        *(dk, dv, k, v, q_ring, do_ring, lse_ring, delta_ring),
+                        *(q_ready, q_free, do_ready, do_free),
+                        *(ds_ring, dq_sum_ptr, v_free),
+                        *((member == group - 1) & (block == blocks - 1),),
+                        *(taken + block, row, first + block * BLOCK_M),
+                        *(seen + block * MORE_SEEN, scale_2),
+                        *(True, CAUSAL),
+                    )
+                unmasked = masked
+            for block in range(unmasked, blocks):
+                dk, dv = take_queries(
+                    *(dk, dv, k, v, q_ring, do_ring, lse_ring, delta_ring),
+                    *(q_ready, q_free, do_ready, do_free),
+                    *(ds_ring, dq_sum_ptr, v_free),
+                    *((member == group - 1) & (block == blocks - 1),),
+                    *(taken + block, row, first + block * BLOCK_M),
+                    *(seen + block * MORE_SEEN, scale_2),
+                    *(False, CAUSAL),
                 )
-                unseen = 1
-        for block in range(unseen, blocks):
-            dk, dv = take_queries(
-                *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
-                *(q_ready, q_free, do_ready, do_free),
-                *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free),
-                *(taken + block, row, first + block * BLOCK_M),
-                *(seen + block * MORE_SEEN, scale_2),
-                *(PART, CAUSAL or HAS_TAIL, CAUSAL),
-            )
-        taken += blocks
-    mbarrier.arrive(k_read.index(0), count=1)
-    mbarrier.wait(k_read.index(0), 0)
-    # the tiles of keys and values are read no more: they take dk and dv on their way out
-    v.store(dv.to(v.dtype))
-    k.store((dk * scale).to(k.dtype))
-    fence_async_shared()
-    tma_store(dv_desc, [kv_head, off_n, 0], own_v)
-    tma_store(dk_desc, [kv_head, off_n, 0], own_k)
+            taken += blocks
+        mbarrier.arrive(k_free.index(0), count=1)
+        # dk and dv leave one after the other, while the next keys and values come
+        tma.store_wait(0)
+        out.store(dv.to(v.dtype))
+        fence_async_shared()
+        tma_store(dv_desc, [kv_head, off_n, 0], out_tile)
+        tma.store_wait(0)
+        out.store((dk * scale).to(v.dtype))
+        fence_async_shared()
+        tma_store(dk_desc, [kv_head, off_n, 0], out_tile)
+        tiles_taken += 1
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -442,9 +388,10 @@ def gradient_kernel(
     do_desc,  # [B * H, S, D]
     dk_desc,  # [B * KV, T, D]
     dv_desc,  # [B * KV, T, D]
-    dq_desc,  # the float32 sums
+    dq_sum_ptr,  # [B * H * padded, BLOCK_D]
     lse_desc,  # [B * H * padded], in units of log 2
     delta_desc,  # [B * H * padded]
+    taken_ptr,  # [1], how many tiles programs have taken, 0
     kv_heads,
     group,
     S,
@@ -461,92 +408,74 @@ def gradient_kernel(
     BLOCK: gl.constexpr = q_desc.block_type.shape
     KEYS: gl.constexpr = k_desc.block_type.shape
     BLOCK_M: gl.constexpr = BLOCK[1]
-    ROWS: gl.constexpr = KEYS[1]
-    BLOCK_N: gl.constexpr = 2 * ROWS
-    k_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, k_desc.layout)
-    v_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, v_desc.layout)
+    BLOCK_N: gl.constexpr = KEYS[1]
+    k_tile = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
+    v_tile = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
+    out_tile = gl.allocate_shared_memory(dtype, KEYS, dv_desc.layout)
     q_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, q_desc.layout)
     do_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, do_desc.layout)
     lse_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], lse_desc.layout)
     delta_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], delta_desc.layout)
-    # dS is computed transposed: [keys, queries], with the keys contiguous
+    # dS is computed transposed: [keys, queries], with the queries contiguous
     ds_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=True
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
     )
-    DS_RING: gl.constexpr = [4, ROWS, BLOCK_M]
+    DS_RING: gl.constexpr = [1, BLOCK_N, BLOCK_M]
     ds_ring = gl.allocate_shared_memory(dtype, DS_RING, ds_layout)
-    dq_ring = gl.allocate_shared_memory(
-        gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout
-    )
+    TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tile_ring = gl.allocate_shared_memory(gl.int64, [2, 1], TILE_LAYOUT)
+    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_ready.index(slot), count=1)
+    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_free.index(slot), count=1)
+
     kv_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
         mbarrier.init(kv_ready.index(slot), count=1)
-    k_read = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
-        mbarrier.init(k_read.index(slot), count=2)
-    low_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(low_ready.index(slot), count=1)
-    high_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(high_ready.index(slot), count=1)
+        mbarrier.init(k_free.index(slot), count=1)
+    v_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(1):
+        mbarrier.init(v_free.index(slot), count=1)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
     q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(q_free.index(slot), count=2)
+        mbarrier.init(q_free.index(slot), count=1)
     do_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(do_ready.index(slot), count=1)
     do_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(do_free.index(slot), count=2)
-    dq_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(dq_ready.index(slot), count=1)
-    dq_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(dq_free.index(slot), count=1)
+        mbarrier.init(do_free.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (
                 consume,
                 (
-                    dk_desc, dv_desc, k_tile, v_tile, q_ring, do_ring, lse_ring, delta_ring,
-                    kv_ready, k_read, q_ready, q_free, do_ready, do_free, low_ready, high_ready,
-                    ds_ring, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    scale, scale_2, 0, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
-                consume,
-                (
-                    dk_desc, dv_desc, k_tile, v_tile, q_ring, do_ring, lse_ring, delta_ring,
-                    kv_ready, k_read, q_ready, q_free, do_ready, do_free, high_ready, low_ready,
-                    ds_ring, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    scale, scale_2, 1, CAUSAL, HAS_TAIL,
+                    dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
+                    tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
+                    q_ready, q_free, do_ready, do_free, ds_ring, dq_sum_ptr, kv_heads, group, S,
+                    T, padded, scale, scale_2, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 produce,
                 (
                     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_tile, v_tile,
-                    q_ring, do_ring, lse_ring, delta_ring, kv_ready, q_ready, q_free, do_ready,
-                    do_free, kv_heads, group, S, T, padded, units, CAUSAL,
-                ),
-            ),
-            (
-                write_dq,
-                (
-                    dq_desc, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    BLOCK_M, BLOCK_N, CAUSAL,
+                    taken_ptr, tile_ring, tile_ready, tile_free, q_ring, do_ring, lse_ring,
+                    delta_ring, kv_ready, k_free, v_free, q_ready, q_free, do_ready, do_free,
+                    kv_heads, group, S, T, padded, units, CAUSAL,
                 ),
             ),
         ],
-        [4, 1, 1],
-        [240, 24, 24],
+        [1],
+        [24],
     )
 
 
@@ -558,12 +487,13 @@ def prepare_kernel(
     delta_ptr,  # [heads * padded]
     lse_2_ptr,  # [heads * padded]
     dq_sum_ptr,  # [heads * padded, BLOCK_D]
+    taken_ptr,  # [1]
     S,
     D,
     padded,
     BLOCK_D: tl.constexpr,
 ):
-    """Write the sum of o * do over each row, lse in units of log 2, and zeros to dq_sum."""
+    """Write the sum of o * do over each row, lse in units of log 2, and zeros to all sums."""
     BLOCK_M: tl.constexpr = 4096 // BLOCK_D
     start = tl.program_id(0) * BLOCK_M
     head = start // padded
@@ -582,6 +512,7 @@ def prepare_kernel(
     tl.store(lse_2_ptr + places, lse)
     zeros = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     tl.store(dq_sum_ptr + places[:, None] * BLOCK_D + columns[None, :], zeros)
+    tl.store(taken_ptr, 0, mask=start == 0)
 
 
 @triton.jit
@@ -807,9 +738,6 @@ def describe(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
 
 
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-DQ_LAYOUT = gl.NVMMASharedLayout(
-    swizzle_byte_width=128, element_bitwidth=32, rank=2
-)
 
 
 def differentiate_by_pointers(*tensors: torch.Tensor, causal: bool, scale: float) -> None:
@@ -887,27 +815,28 @@ def attention_backward(
     rows = B * H * padded
     lse_2, delta = torch.empty((2, rows), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((rows, block_d), dtype=torch.float32, device=q.device)
+    taken = torch.empty(1, dtype=torch.int32, device=q.device)
     prepare_kernel[(rows // (4096 // block_d),)](
-        *(o, do, lse, delta, lse_2, dq_sum, S, D, padded), BLOCK_D=block_d
+        *(o, do, lse, delta, lse_2, dq_sum, taken, S, D, padded), BLOCK_D=block_d
     )
 
     tiles = (T + n - 1) // n * B * KV
     units = compute_units(q.device)
-    grid = (tiles,)
+    grid = (min(tiles, units),)
     gradient_kernel[grid](
         describe(q, m, block_d),
-        describe(k, n // 2, block_d),
-        describe(v, n // 2, block_d),
+        describe(k, n, block_d),
+        describe(v, n, block_d),
         describe(do, m, block_d),
-        describe(dk, n // 2, block_d),
-        describe(dv, n // 2, block_d),
-        TensorDescriptor.from_tensor(dq_sum.view(-1, 32), [m * block_d // 64, 32], DQ_LAYOUT),
+        describe(dk, n, block_d),
+        describe(dv, n, block_d),
+        dq_sum,
         TensorDescriptor.from_tensor(lse_2, [m], STATS_LAYOUT),
         TensorDescriptor.from_tensor(delta, [m], STATS_LAYOUT),
-        *(B * KV, H // KV, S, T, padded, units, scale, scale * 1.4426950408889634),
+        *(taken, B * KV, H // KV, S, T, padded, units, scale, scale * 1.4426950408889634),
         CAUSAL=causal,
         HAS_TAIL=not causal and T % n != 0,
-        num_warps=4,
+        num_warps=8,
     )
     finish_kernel[(rows // m,)](
         *(dq_sum, dq, S, D, padded, scale), BLOCK_M=m, BLOCK_D=block_d, num_warps=8

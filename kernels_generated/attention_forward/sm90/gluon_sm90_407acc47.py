@@ -1,7 +1,7 @@
 # attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
+# BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
 import functools
 
 import torch

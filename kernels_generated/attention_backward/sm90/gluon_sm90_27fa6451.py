@@ -1,9 +1,9 @@
 # attention_backward / gluon_sm90: dK and dV of a block of keys by two warpgroups that share dS,
 # fed by a producer warp through TMA; dQ is added in float32 by a writer warp, in the order of
-# registers.
-# ARRIVALS=single, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_writer, DQ_SPLIT=1,
-# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=skip, ORDER=groups,
-# P_ROUNDED=false, PERSISTENT=false, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2, SCHEDULE=paired,
+# registers, and finished by two warps, persistent.
+# ARRIVALS=grouped, BLOCK_M=128, BLOCK_N=128, DO_STAGES=2, DQ_MODE=linear_finisher, DQ_SPLIT=1,
+# DQ_STAGES=1, DQ_SWIZZLE=128, DS_ORDER=keys, DS_STAGES=2, MASKING=split, ORDER=groups,
+# P_ROUNDED=false, PERSISTENT=true, PRODUCTS=dq_first, PROGRAMS=1, Q_STAGES=2, SCHEDULE=paired,
 # STATS=tma_late, WORKER_REGISTERS=24
 import functools
 
@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+cta_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 if hasattr(tma, "async_atomic_add"):
     tma_add = tma.async_atomic_add
@@ -36,6 +37,16 @@ else:  # triton 3.6 and 3.7: the compiler has the operation, but its language do
         place = _semantic._convert_to_ir_values(place, require_i64=False)
         kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
         _semantic.builder.create_async_tma_reduce(kind, descriptor.handle, place, block.handle)
+
+
+@gluon.jit
+def tma_sum_wait(pendings: gl.constexpr):
+    """Wait until all but the last additions, 0 or 2, are in global memory."""
+    if pendings == 0:
+        instruction: gl.constexpr = "cp.async.bulk.wait_group 0; // $0"
+    else:
+        instruction: gl.constexpr = "cp.async.bulk.wait_group 2; // $0"
+    gl.inline_asm_elementwise(instruction, "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.constexpr_function
@@ -86,6 +97,48 @@ def tile_at(number, columns, heads, units):
 
 
 @gluon.jit
+def take_tile(
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
+    number,  # of the tile among those of this program
+    columns,
+    heads,
+    units,
+):
+    """Take a tile that no program has taken, and tell the others of this one where it is: the head
+    in the upper half, the column in the lower, or less than 0 if none is left."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    last = columns * heads - 1
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
+    mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
+    tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
+    mbarrier.arrive(tile_ready.index(slot), count=1)
+    return place
+
+
+@gluon.jit
+def next_tile(tile_ring, tile_ready, tile_free, number):
+    """Return where the tile is that the producer has taken."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
+    place = gl.max(tile_ring.index(slot).load(layout), 0)
+    mbarrier.arrive(tile_free.index(slot), count=1)
+    return place
+
+
+@gluon.jit
+def arrive(bar, pred=True):
+    """Arrive by one thread, without the barrier that `mbarrier.arrive` puts in front of it."""
+    mbarrier.expect(bar, 0, pred)
+
+
+@gluon.jit
 def produce(
     q_desc,
     k_desc,
@@ -95,11 +148,17 @@ def produce(
     delta_desc,
     k_tile,
     v_tile,
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
@@ -120,32 +179,46 @@ def produce(
     bar_kv = kv_ready.index(0)
     taken = 0
     columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    mbarrier.expect(bar_kv, KV_BYTES)
-    for part in gl.static_range(2):
-        off_part = off_n + part * k_desc.block_type.shape[1]
-        tma_load(k_desc, [kv_head, off_part, 0], bar_kv, k_tile.index(part))
-        tma_load(v_desc, [kv_head, off_part, 0], bar_kv, v_tile.index(part))
-    for member in range(group):
-        head = kv_head * group + member
-        for block in range(blocks):
-            number = taken + block
-            off_m = first + block * BLOCK_M
-            slot = number % 2
-            mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = q_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
-            tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
-            slot = number % 2
-            mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
-            bar = do_ready.index(slot)
-            mbarrier.expect(bar, BLOCK_BYTES)
-            tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
-            tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
-        taken += blocks
+    tiles_taken = 0
+    tile = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+    )
+    while tile >= 0:
+        kv_head, off_n = (tile >> 32).to(gl.int32), tile.to(gl.int32) * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        for member in range(group):
+            head = kv_head * group + member
+            for block in range(blocks):
+                number = taken + block
+                off_m = first + block * BLOCK_M
+                slot = number % 2
+                mbarrier.wait(q_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = q_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(q_desc, [head, off_m, 0], bar, q_ring.index(slot))
+                tma_load(lse_desc, [head * padded + off_m], bar, lse_ring.index(slot))
+                slot = number % 2
+                mbarrier.wait(do_free.index(slot), ((number // 2) & 1) ^ 1)
+                bar = do_ready.index(slot)
+                mbarrier.expect(bar, BLOCK_BYTES)
+                tma_load(do_desc, [head, off_m, 0], bar, do_ring.index(slot))
+                tma_load(delta_desc, [head * padded + off_m], bar, delta_ring.index(slot))
+                if member + block == 0:
+                    # the first queries come while the tile before needs its keys and values
+                    mbarrier.wait(v_free.index(0), (tiles_taken & 1) ^ 1)
+                    mbarrier.expect(bar_kv, KV_BYTES)
+                    for part in gl.static_range(2):
+                        off_part = off_n + part * k_desc.block_type.shape[1]
+                        tma_load(v_desc, [kv_head, off_part, 0], bar_kv, v_tile.index(part))
+                    mbarrier.wait(k_free.index(0), (tiles_taken & 1) ^ 1)
+                    for part in gl.static_range(2):
+                        off_part = off_n + part * k_desc.block_type.shape[1]
+                        tma_load(k_desc, [kv_head, off_part, 0], bar_kv, k_tile.index(part))
+            taken += blocks
+        tiles_taken += 1
+        tile = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, columns, kv_heads, units
+        )
 
 
 @gluon.jit
@@ -154,12 +227,15 @@ def write_dq(
     dq_ring,
     dq_ready,
     dq_free,
+    counts_ptr,  # [heads * padded // BLOCK_M], how many tiles have added to a block
+    tile_ring,
+    tile_ready,
+    tile_free,
     kv_heads,
     group,
     S,
     T,
     padded,
-    units,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -167,23 +243,85 @@ def write_dq(
     """Add the blocks of dQ to global memory as they come: one warp that does nothing else."""
     ROWS: gl.constexpr = dq_desc.block_type.shape[0]  # of 32 numbers in a block
     taken = 0
-    columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    for member in range(group):
-        row = (kv_head * group + member) * padded + first
-        for block in range(blocks):
-            number = taken + block
-            place = (row // BLOCK_M + block) * 2
-            for part in gl.static_range(2):
-                # the other part's block may be on its way, this part's has left
-                tma.store_wait(1)
-                mbarrier.arrive(dq_free.index(part), count=1)
-                mbarrier.wait(dq_ready.index(part), number & 1)
-                tma_add(dq_desc, [(place + part) * ROWS, 0], dq_ring.index(part))
-        taken += blocks
-    tma.store_wait(0)
+    before = -1  # the block before
+    tiles_taken = 0
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        kv_head, off_n = (tile >> 32).to(gl.int32), tile.to(gl.int32) * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        for member in range(group):
+            row = (kv_head * group + member) * padded + first
+            for block in range(blocks):
+                number = taken + block
+                place = (row // BLOCK_M + block) * 2
+                for part in gl.static_range(2):
+                    # the other part's block may be on its way, this part's has left
+                    tma.store_wait(1)
+                    mbarrier.arrive(dq_free.index(part), count=1)
+                    mbarrier.wait(dq_ready.index(part), number & 1)
+                    tma_add(dq_desc, [(place + part) * ROWS, 0], dq_ring.index(part))
+                # the block before is in the sums, this one is on its way
+                tma_sum_wait(2)
+                cta_barrier()
+                gl.atomic_add(counts_ptr + before, 1, mask=before >= 0, sem="release")
+                before = row // BLOCK_M + block
+            taken += blocks
+        tiles_taken += 1
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    tma_sum_wait(0)
+    cta_barrier()
+    gl.atomic_add(counts_ptr + before, 1, mask=before >= 0, sem="release")
+
+
+@gluon.jit
+def finish_dq(
+    dq_ptr,  # [heads, S, D]
+    dq_sum_ptr,  # [heads * padded, BLOCK_D], each block in the order of registers
+    counts_ptr,  # [heads * padded // BLOCK_M], how many tiles have added to a block
+    kv_heads,
+    group,
+    S,
+    T,
+    padded,
+    D,
+    scale,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    """Write dq, `scale` times the sums, block after block as all tiles have added to it: two warps
+    that do nothing else."""
+    STEP: gl.constexpr = 128
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])
+    blocks = padded // BLOCK_M
+    for place in range(gl.program_id(0), kv_heads * group * blocks, gl.num_programs(0)):
+        head = place // blocks
+        off_m = place % blocks * BLOCK_M
+        if CAUSAL:
+            keys = gl.minimum(gl.maximum(off_m + BLOCK_M + T - S, 0), T)
+        else:
+            keys = T
+        while gl.atomic_add(counts_ptr + place, 0, sem="acquire") < gl.cdiv(keys, BLOCK_N):
+            pass
+        sums = dq_sum_ptr + (head.to(gl.int64) * padded + off_m) * BLOCK_D
+        rows = dq_ptr + (head.to(gl.int64) * S + off_m) * D
+        for start in range(0, BLOCK_M * BLOCK_D // 4, STEP):
+            # four numbers of a lane: two pairs, of rows that are 8 apart
+            quad = start + gl.arange(0, STEP, gl.SliceLayout(1, layout))
+            member = gl.arange(0, 4, gl.SliceLayout(0, layout))
+            dq = gl.load(sums + gl.expand_dims(quad * 4, 1) + gl.expand_dims(member, 0))
+            # in the order of: half, warp, block of 8 columns, row and column of a lane
+            row = quad // 256 % 4 * 16 + quad // 4 % 8
+            column = quad // 32 % 8 * 8 + quad % 4 * 2
+            if BLOCK_M == 64:
+                column += quad // 1024 * 64
+            else:
+                row += quad // 1024 * 64
+            row = gl.expand_dims(row, 1) + gl.expand_dims(member // 2 * 8, 0)
+            column = gl.expand_dims(column, 1) + gl.expand_dims(member % 2, 0)
+            mask = (off_m + row < S) & (column < D)
+            gl.store(rows + row * D + column, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
 @gluon.jit
@@ -207,6 +345,8 @@ def take_queries(
     dq_ring,
     dq_ready,
     dq_free,
+    v_free,
+    last,  # whether no other block of the tile follows
     number,  # of this block of queries among those that the program takes
     row,  # of the head among the padded rows
     off_m,
@@ -254,7 +394,9 @@ def take_queries(
     dv = warpgroup_mma(p_operand, do, dv, is_async=True)
     fence_async_shared()
     # a slot of ds is free when both warpgroups have come to the next one
-    mbarrier.arrive(ds_ready.index(ds_slot), count=1)
+    cta_barrier()
+    arrive(ds_ready.index(ds_slot))
+    arrive(v_free.index(0), last)
     mbarrier.wait(others_ready.index(ds_slot), (number // 2) & 1)
     dq = gl.zeros([64, 64], gl.float32, dq_layout)
     for half in gl.static_range(2):
@@ -266,7 +408,6 @@ def take_queries(
             ds_half = ds_half.slice(PART * 64, 64, dim=1)
         dq = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq, use_acc=half == 1, is_async=True)
     dv, p_operand = warpgroup_mma_wait(2, deps=(dv, p_operand))
-    mbarrier.arrive(do_free.index(do_slot), count=1)
     dk = warpgroup_mma(ds_operand, q, dk, is_async=True)
     dq = warpgroup_mma_wait(1, deps=(dq,))
     mbarrier.wait(dq_free.index(PART), number & 1)
@@ -275,76 +416,32 @@ def take_queries(
     dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([128, 32])
     dq_ring.index(PART).store(dq)
     fence_async_shared()
-    mbarrier.arrive(dq_ready.index(PART), count=1)
+    cta_barrier()
+    arrive(dq_ready.index(PART))
+    arrive(do_free.index(do_slot))
     dk, ds_operand = warpgroup_mma_wait(0, deps=(dk, ds_operand))
-    mbarrier.arrive(q_free.index(q_slot), count=1)
+    cta_barrier()
+    arrive(q_free.index(q_slot))
     return dk, dv
 
 
-@gluon.jit
-def skip_queries(
-    k_tile,  # of both warpgroups
-    q_ring,
-    do_ring,
-    q_ready,
-    q_free,
-    do_ready,
-    do_free,
-    ds_ready,
-    others_ready,
-    ds_ring,
-    dq_ring,
-    dq_ready,
-    dq_free,
-    number,  # of this block of queries among those that the program takes
-    PART: gl.constexpr,
-):
-    """Do the part in dq of a block of queries that sees none of this warpgroup's keys."""
-    BLOCK_M: gl.constexpr = q_ring.shape[2]
-    BLOCK_N: gl.constexpr = k_tile.shape[2]
-    BLOCK_D: gl.constexpr = q_ring.shape[3]
-    dq_layout: gl.constexpr = tile_layout(64, 64, 4)
-    q_slot = number % 2
-    do_slot = number % 2
-    ds_slot = number % 2
-    # what is waited for is not read, but was not to be given back before
-    mbarrier.wait(q_ready.index(q_slot), (number // 2) & 1)
-    mbarrier.wait(do_ready.index(do_slot), (number // 2) & 1)
-    nothing = gl.zeros([BLOCK_N, BLOCK_M], q_ring.dtype, tile_layout(BLOCK_N, BLOCK_M, 4))
-    ds_ring.index(2 * ds_slot + PART).store(nothing)
-    fence_async_shared()
-    mbarrier.arrive(ds_ready.index(ds_slot), count=1)
-    mbarrier.wait(others_ready.index(ds_slot), (number // 2) & 1)
-    ds_half = ds_ring.index(2 * ds_slot + 1 - PART)
-    k_half = k_tile.index(1 - PART).reshape([BLOCK_N, BLOCK_D])
-    if BLOCK_M == 64:
-        k_half = k_half.slice(PART * 64, 64, dim=1)
-    else:
-        ds_half = ds_half.slice(PART * 64, 64, dim=1)
-    dq = gl.zeros([64, 64], gl.float32, dq_layout)
-    dq = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq, use_acc=False, is_async=True)
-    dq = warpgroup_mma_wait(0, deps=(dq,))
-    mbarrier.wait(dq_free.index(PART), number & 1)
-    # as registers hold it, for stores of 16 bytes: warp, block of 8 columns, row and column of a
-    # lane, upper or lower rows, pair
-    dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([128, 32])
-    dq_ring.index(PART).store(dq)
-    fence_async_shared()
-    mbarrier.arrive(dq_ready.index(PART), count=1)
-    mbarrier.arrive(do_free.index(do_slot), count=1)
-    mbarrier.arrive(q_free.index(q_slot), count=1)
 @gluon.jit
 def consume(
     dk_desc,
     dv_desc,
     k_tile,
     v_tile,
+    out_tile,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     do_ring,
     lse_ring,
     delta_ring,
     kv_ready,
-    k_read,
+    k_free,
+    v_free,
     q_ready,
     q_free,
     do_ready,
@@ -360,7 +457,6 @@ def consume(
     S,
     T,
     padded,
-    units,
     scale,
     scale_2,  # in units of log 2
     PART: gl.constexpr,
@@ -376,49 +472,61 @@ def consume(
     layout: gl.constexpr = tile_layout(ROWS, BLOCK_D, 4)
     own_k = k_tile.index(PART)
     own_v = v_tile.index(PART)
+    own_out = out_tile.index(PART)
     k = own_k.reshape([ROWS, BLOCK_D])
     v = own_v.reshape([ROWS, BLOCK_D])
+    out = own_out.reshape([ROWS, BLOCK_D])
     taken = 0
-    columns = gl.cdiv(T, BLOCK_N)
-    kv_head, column = tile_at(gl.program_id(0), columns, kv_heads, units)
-    off_n = column * BLOCK_N
-    first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
-    off_n += PART * ROWS
-    seen = T - off_n
-    if CAUSAL:
-        seen += first + 1 - S
-    dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
-    dv = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
-    mbarrier.wait(kv_ready.index(0), 0)
-    for member in range(group):
-        row = (kv_head * group + member) * padded
-        unseen = 0
-        if CAUSAL and PART == 1:
-            if seen + BLOCK_M <= 1:
-                skip_queries(
-                    *(k_tile, q_ring, do_ring, q_ready, q_free, do_ready, do_free),
-                    *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free),
-                    *(taken, PART),
+    tiles_taken = 0
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    while tile >= 0:
+        kv_head, off_n = (tile >> 32).to(gl.int32), tile.to(gl.int32) * BLOCK_N
+        first, masked, blocks = queries_of(off_n, S, T, BLOCK_M, BLOCK_N, CAUSAL)
+        off_n += PART * ROWS
+        seen = T - off_n
+        if CAUSAL:
+            seen += first + 1 - S
+        dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
+        dv = gl.zeros([ROWS, BLOCK_D], gl.float32, layout)
+        mbarrier.wait(kv_ready.index(0), tiles_taken & 1)
+        for member in range(group):
+            row = (kv_head * group + member) * padded
+            unmasked = 0
+            if CAUSAL or HAS_TAIL:
+                for block in range(masked):
+                    dk, dv = take_queries(
+                        *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
+                        *(q_ready, q_free, do_ready, do_free),
+                        *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free, v_free),
+                        *((member == group - 1) & (block == blocks - 1),),
+                        *(taken + block, row, first + block * BLOCK_M),
+                        *(seen + block * MORE_SEEN, scale_2),
+                        *(PART, True, CAUSAL),
+                    )
+                unmasked = masked
+            for block in range(unmasked, blocks):
+                dk, dv = take_queries(
+                    *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
+                    *(q_ready, q_free, do_ready, do_free),
+                    *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free, v_free),
+                    *((member == group - 1) & (block == blocks - 1),),
+                    *(taken + block, row, first + block * BLOCK_M),
+                    *(seen + block * MORE_SEEN, scale_2),
+                    *(PART, False, CAUSAL),
                 )
-                unseen = 1
-        for block in range(unseen, blocks):
-            dk, dv = take_queries(
-                *(dk, dv, k, v, k_tile, q_ring, do_ring, lse_ring, delta_ring),
-                *(q_ready, q_free, do_ready, do_free),
-                *(ds_ready, others_ready, ds_ring, dq_ring, dq_ready, dq_free),
-                *(taken + block, row, first + block * BLOCK_M),
-                *(seen + block * MORE_SEEN, scale_2),
-                *(PART, CAUSAL or HAS_TAIL, CAUSAL),
-            )
-        taken += blocks
-    mbarrier.arrive(k_read.index(0), count=1)
-    mbarrier.wait(k_read.index(0), 0)
-    # the tiles of keys and values are read no more: they take dk and dv on their way out
-    v.store(dv.to(v.dtype))
-    k.store((dk * scale).to(k.dtype))
-    fence_async_shared()
-    tma_store(dv_desc, [kv_head, off_n, 0], own_v)
-    tma_store(dk_desc, [kv_head, off_n, 0], own_k)
+            taken += blocks
+        mbarrier.arrive(k_free.index(0), count=1)
+        # dk and dv leave one after the other, while the next keys and values come
+        tma.store_wait(0)
+        out.store(dv.to(v.dtype))
+        fence_async_shared()
+        tma_store(dv_desc, [kv_head, off_n, 0], own_out)
+        tma.store_wait(0)
+        out.store((dk * scale).to(v.dtype))
+        fence_async_shared()
+        tma_store(dk_desc, [kv_head, off_n, 0], own_out)
+        tiles_taken += 1
+        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     tma.store_wait(0)
 
 
@@ -431,28 +539,35 @@ def gradient_kernel(
     dk_desc,  # [B * KV, T, D]
     dv_desc,  # [B * KV, T, D]
     dq_desc,  # the float32 sums
+    dq_ptr,  # [B * H, S, D]
+    dq_sum_ptr,  # [B * H * padded, BLOCK_D]
+    counts_ptr,  # [B * H * padded // BLOCK_M], 0
     lse_desc,  # [B * H * padded], in units of log 2
     delta_desc,  # [B * H * padded]
+    taken_ptr,  # [1], how many tiles programs have taken, 0
     kv_heads,
     group,
     S,
     T,
     padded,
     units,  # multiprocessors
+    D,
     scale,
     scale_2,  # in units of log 2
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write dk and dv of a block of keys, and add to dq."""
+    """Write dk and dv of a block of keys, and dq."""
     dtype: gl.constexpr = q_desc.dtype
     BLOCK: gl.constexpr = q_desc.block_type.shape
     KEYS: gl.constexpr = k_desc.block_type.shape
     BLOCK_M: gl.constexpr = BLOCK[1]
+    BLOCK_D: gl.constexpr = BLOCK[2]
     ROWS: gl.constexpr = KEYS[1]
     BLOCK_N: gl.constexpr = 2 * ROWS
     k_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, v_desc.layout)
+    out_tile = gl.allocate_shared_memory(dtype, [2] + KEYS, dv_desc.layout)
     q_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, q_desc.layout)
     do_ring = gl.allocate_shared_memory(dtype, [2] + BLOCK, do_desc.layout)
     lse_ring = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], lse_desc.layout)
@@ -466,12 +581,24 @@ def gradient_kernel(
     dq_ring = gl.allocate_shared_memory(
         gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout
     )
+    TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tile_ring = gl.allocate_shared_memory(gl.int64, [2, 1], TILE_LAYOUT)
+    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_ready.index(slot), count=1)
+    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_free.index(slot), count=3)
+
     kv_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
         mbarrier.init(kv_ready.index(slot), count=1)
-    k_read = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(1):
-        mbarrier.init(k_read.index(slot), count=2)
+        mbarrier.init(k_free.index(slot), count=2)
+    v_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(1):
+        mbarrier.init(v_free.index(slot), count=2)
     low_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(low_ready.index(slot), count=1)
@@ -502,39 +629,49 @@ def gradient_kernel(
             (
                 consume,
                 (
-                    dk_desc, dv_desc, k_tile, v_tile, q_ring, do_ring, lse_ring, delta_ring,
-                    kv_ready, k_read, q_ready, q_free, do_ready, do_free, low_ready, high_ready,
-                    ds_ring, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    scale, scale_2, 0, CAUSAL, HAS_TAIL,
+                    dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
+                    tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
+                    q_ready, q_free, do_ready, do_free, low_ready, high_ready, ds_ring, dq_ring,
+                    dq_ready, dq_free, kv_heads, group, S, T, padded, scale, scale_2, 0, CAUSAL,
+                    HAS_TAIL,
                 ),
             ),
             (
                 consume,
                 (
-                    dk_desc, dv_desc, k_tile, v_tile, q_ring, do_ring, lse_ring, delta_ring,
-                    kv_ready, k_read, q_ready, q_free, do_ready, do_free, high_ready, low_ready,
-                    ds_ring, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    scale, scale_2, 1, CAUSAL, HAS_TAIL,
+                    dk_desc, dv_desc, k_tile, v_tile, out_tile, tile_ring, tile_ready,
+                    tile_free, q_ring, do_ring, lse_ring, delta_ring, kv_ready, k_free, v_free,
+                    q_ready, q_free, do_ready, do_free, high_ready, low_ready, ds_ring, dq_ring,
+                    dq_ready, dq_free, kv_heads, group, S, T, padded, scale, scale_2, 1, CAUSAL,
+                    HAS_TAIL,
                 ),
             ),
             (
                 produce,
                 (
                     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_tile, v_tile,
-                    q_ring, do_ring, lse_ring, delta_ring, kv_ready, q_ready, q_free, do_ready,
-                    do_free, kv_heads, group, S, T, padded, units, CAUSAL,
+                    taken_ptr, tile_ring, tile_ready, tile_free, q_ring, do_ring, lse_ring,
+                    delta_ring, kv_ready, k_free, v_free, q_ready, q_free, do_ready, do_free,
+                    kv_heads, group, S, T, padded, units, CAUSAL,
                 ),
             ),
             (
                 write_dq,
                 (
-                    dq_desc, dq_ring, dq_ready, dq_free, kv_heads, group, S, T, padded, units,
-                    BLOCK_M, BLOCK_N, CAUSAL,
+                    dq_desc, dq_ring, dq_ready, dq_free, counts_ptr, tile_ring, tile_ready,
+                    tile_free, kv_heads, group, S, T, padded, BLOCK_M, BLOCK_N, CAUSAL,
+                ),
+            ),
+            (
+                finish_dq,
+                (
+                    dq_ptr, dq_sum_ptr, counts_ptr, kv_heads, group, S, T, padded, D, scale,
+                    BLOCK_M, BLOCK_N, BLOCK_D, CAUSAL,
                 ),
             ),
         ],
-        [4, 1, 1],
-        [240, 24, 24],
+        [4, 1, 1, 2],
+        [240, 24, 24, 24],
     )
 
 
@@ -546,12 +683,15 @@ def prepare_kernel(
     delta_ptr,  # [heads * padded]
     lse_2_ptr,  # [heads * padded]
     dq_sum_ptr,  # [heads * padded, BLOCK_D]
+    counts_ptr,  # [heads * padded // QUERIES]
+    taken_ptr,  # [1]
     S,
     D,
     padded,
     BLOCK_D: tl.constexpr,
+    QUERIES: tl.constexpr,
 ):
-    """Write the sum of o * do over each row, lse in units of log 2, and zeros to dq_sum."""
+    """Write the sum of o * do over each row, lse in units of log 2, and zeros to all sums."""
     BLOCK_M: tl.constexpr = 4096 // BLOCK_D
     start = tl.program_id(0) * BLOCK_M
     head = start // padded
@@ -570,34 +710,8 @@ def prepare_kernel(
     tl.store(lse_2_ptr + places, lse)
     zeros = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     tl.store(dq_sum_ptr + places[:, None] * BLOCK_D + columns[None, :], zeros)
-
-
-@triton.jit
-def finish_kernel(
-    dq_sum_ptr,  # [heads * padded, BLOCK_D], each block in the order of registers
-    dq_ptr,  # [heads, S, D]
-    S,
-    D,
-    padded,
-    scale,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Write dq, `scale` times the sums."""
-    start = tl.program_id(0) * BLOCK_M
-    columns = tl.arange(0, BLOCK_D)
-    sums = tl.load(dq_sum_ptr + start.to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_M * BLOCK_D))
-    dq = (sums * scale).to(dq_ptr.dtype.element_ty)
-    # back from: warp column, warp row, block of 8 columns, row and column of a lane, upper or
-    # lower rows, pair
-    WARPS_N: tl.constexpr = 128 // BLOCK_M
-    BLOCKS_D: tl.constexpr = BLOCK_D // (8 * WARPS_N)
-    dq = dq.reshape([WARPS_N, BLOCK_M // 16, BLOCKS_D, 8, 4, 2, 2])
-    dq = dq.permute((1, 5, 3, 0, 2, 4, 6)).reshape([BLOCK_M, BLOCK_D])
-    head = start // padded
-    rows = start % padded + tl.arange(0, BLOCK_M)
-    offsets = (head.to(tl.int64) * S + rows)[:, None] * D + columns[None, :]
-    tl.store(dq_ptr + offsets, dq, mask=(rows < S)[:, None] & (columns < D)[None, :])
+    tl.store(counts_ptr + start // QUERIES, 0)
+    tl.store(taken_ptr, 0, mask=start == 0)
 
 
 @triton.jit
@@ -875,13 +989,17 @@ def attention_backward(
     rows = B * H * padded
     lse_2, delta = torch.empty((2, rows), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((rows, block_d), dtype=torch.float32, device=q.device)
+    counts = torch.empty(rows // m, dtype=torch.int32, device=q.device)
+    taken = torch.empty(1, dtype=torch.int32, device=q.device)
     prepare_kernel[(rows // (4096 // block_d),)](
-        *(o, do, lse, delta, lse_2, dq_sum, S, D, padded), BLOCK_D=block_d
+        *(o, do, lse, delta, lse_2, dq_sum, counts, taken, S, D, padded),
+        BLOCK_D=block_d,
+        QUERIES=m,
     )
 
     tiles = (T + n - 1) // n * B * KV
     units = compute_units(q.device)
-    grid = (tiles,)
+    grid = (min(tiles, units),)
     gradient_kernel[grid](
         describe(q, m, block_d),
         describe(k, n // 2, block_d),
@@ -890,13 +1008,11 @@ def attention_backward(
         describe(dk, n // 2, block_d),
         describe(dv, n // 2, block_d),
         TensorDescriptor.from_tensor(dq_sum.view(-1, 32), [m * block_d // 64, 32], DQ_LAYOUT),
+        *(dq, dq_sum, counts),
         TensorDescriptor.from_tensor(lse_2, [m], STATS_LAYOUT),
         TensorDescriptor.from_tensor(delta, [m], STATS_LAYOUT),
-        *(B * KV, H // KV, S, T, padded, units, scale, scale * 1.4426950408889634),
+        *(taken, B * KV, H // KV, S, T, padded, units, D, scale, scale * 1.4426950408889634),
         CAUSAL=causal,
         HAS_TAIL=not causal and T % n != 0,
         num_warps=4,
-    )
-    finish_kernel[(rows // m,)](
-        *(dq_sum, dq, S, D, padded, scale), BLOCK_M=m, BLOCK_D=block_d, num_warps=8
     )
