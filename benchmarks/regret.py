@@ -64,7 +64,8 @@ def regrets(choices: Sequence[Choice], times: TrueTimes) -> dict[int, dict[str, 
     """Return what each run's choice lost, as cells of a row by seed; of those that were timed.
 
     What is lost has two parts: the run's search did not come to anything better (`search`), or the
-    run had timed something better and its race chose otherwise (`choice`).
+    run had timed something better and chose otherwise (`choice`): of what all runs chose, and what
+    their searches took to be the fastest, which alone are timed here.
     """
     timed = [item for item in choices if times.known(str(item.winner.candidate))]
     if not timed:

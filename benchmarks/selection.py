@@ -6,7 +6,7 @@ the fastest, and the default take turns: nobody is dropped. A run's regret is ho
 winner takes than the best of all runs' winners.
 
 Example:
-    python benchmarks/selection.py --device cpu --budget 25s --jobs 1 \
+    python benchmarks/selection.py --device cpu --budget 90s --jobs 1 \
         --output benchmarks/results/clock/selection_cpu.csv
 """
 
