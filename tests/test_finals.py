@@ -69,6 +69,11 @@ def test_simplicity_does_not_excuse_a_slower_one():
     assert (verdict.winner, verdict.ties) == ("complex", ())
 
 
+def test_simplicity_does_not_decide_where_noise_hides_who_is_faster():
+    verdict = pick(recorded(default=1.0, complex=0.8, simple=0.82, blocks=15, noise=0.05))
+    assert (verdict.winner, verdict.ties) == ("complex", ("simple",))
+
+
 def test_a_gain_within_the_noise_of_the_copy_is_none():
     assert pick(recorded(default=1.0, simple=0.97)).winner == "simple"
     assert pick(recorded(default=1.0, simple=0.97, copy=0.95)).winner == "default"

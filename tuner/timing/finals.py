@@ -38,8 +38,8 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     """Return the winner of a race.
 
     Nothing beats the default unless the interval of its gain says so (see `blocks.faster`). Among
-    those who beat it and tie with the fastest the simplest wins, so that another run comes to the
-    same verdict. All contenders share the probability of a wrong claim (Bonferroni).
+    those who beat it, tie with the fastest and were measured level with it the simplest wins, so
+    that another run comes to the same verdict. All contenders share the probability of a wrong claim (Bonferroni).
 
     Args:
         result: The race; its reference is the default.
@@ -54,7 +54,7 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
     gains = faster({**times_ms, COPY: result.copy_ms}, runners, default, sure)
     if gains:
         fastest = max(gains, key=lambda label: gains[label].value)
-        level = [label for label in gains if _tied(ratio(result, label, fastest))]
+        level = [label for label in gains if _level(ratio(result, label, fastest))]
         winner = min(level, key=lambda label: (simplicity(label), label))
         reason = f"faster than the default and its copy in {blocks} blocks"
     else:
@@ -105,6 +105,11 @@ def disturbed(result: RaceResult, known_ms: Mapping[str, float]) -> str | None:
     if median_low(slowdown.values()) > GROSS:
         return max(slowdown, key=lambda label: slowdown[label])
     return None
+
+
+def _level(slowdown: Interval) -> bool:
+    """Return whether a contender with this ratio ties, and not for its wide interval alone."""
+    return _tied(slowdown) and slowdown.value <= 1 + TIE
 
 
 def _tied(slowdown: Interval) -> bool:
