@@ -62,10 +62,10 @@ class Search:
     ) -> int | None:
         """Return the key of the candidate to try next, or None when nothing is left.
 
-        The leader is chosen as if nothing were in flight: where whatever is in flight can be tried
-        at once, `most_promising` picks it, and the search is the one that tries one at a time.
-        Where it has to wait, more leaders would crowd around it; so while there is one, the
-        others are chosen to tell something else than all that is in flight.
+        After the starts, the leader is chosen as if nothing were in flight: where whatever is in
+        flight can be tried at once, `most_promising` picks it, and the search is the one that
+        tries one at a time. Where it has to wait, more leaders would crowd around it; so while
+        there is one, the others are chosen to tell something else than all that is in flight.
 
         Args:
             outcomes: What was tried, by key: the time in any unit, None for a failure.
@@ -75,7 +75,7 @@ class Search:
         taken = np.array([*outcomes, *running], np.int64)
         if len(taken) < STARTS or not _tells(outcomes):
             return self._most_distant(taken)
-        if self._leader not in running:
+        if len(outcomes) >= STARTS and self._leader not in running:
             self._leader = self._top(outcomes, ())
             if self._leader is not None and self._leader not in running:
                 return self._leader
@@ -83,8 +83,11 @@ class Search:
         return self._most_distant(taken) if key is None else key
 
     def most_promising(self, outcomes: Mapping[int, float | None], keys: Sequence[int]) -> int:
-        """Return the key, among some proposed earlier, that is the best to try next by now."""
-        if len(keys) == 1 or not _tells(outcomes):
+        """Return the key, among some proposed earlier, that is the best to try next by now.
+
+        It is the first until the starts are told.
+        """
+        if len(keys) == 1 or len(outcomes) < STARTS or not _tells(outcomes):
             return keys[0]
         self._widen(np.array(keys))
         order = np.argsort(self._pool)
