@@ -118,6 +118,37 @@ def test_later_results_make_earlier_proposals_stale():
     assert search.most_promising(known, [new[-1], new[0]]) == new[0]
 
 
+def test_candidates_in_flight_do_not_change_which_is_tried_next():
+    outcomes = searched(tiled(), 1, 10)
+    alone, ahead, running = Search(tiled(), 0), Search(tiled(), 0), []
+    for _ in range(20):
+        expected = alone.propose(outcomes)
+        while len(running) < 8:
+            running.append(ahead.propose(outcomes, running))
+        key = ahead.most_promising(outcomes, running)
+        assert key == expected
+        running.remove(key)
+        outcomes[key] = cost(tiled().candidate(key))
+
+
+def test_candidates_are_spread_while_the_leader_is_in_flight():
+    def spread(keys):
+        here = tiled().coordinates(np.array(keys))
+        return np.abs(here[:, None] - here[None]).sum()
+
+    outcomes = searched(tiled(), 0, 20)
+    search, running = Search(tiled(), 0), []
+    while len(running) < 8:
+        running.append(search.propose(outcomes, running))
+    left = [key for key in tiled().keys.tolist() if key not in outcomes]
+    assert search.most_promising(outcomes, left) == running[0]
+    promising = []
+    while len(promising) < 8:
+        promising.append(search.most_promising(outcomes, left))
+        left.remove(promising[-1])
+    assert spread(running) > 1.2 * spread(promising)
+
+
 def test_every_candidate_is_proposed_once_and_then_none():
     feasible = FeasibleSet(
         [template("plain", (("UNROLL", (1, 2, 4)), ("LAYOUT", ("row", "col"))))]
@@ -200,6 +231,22 @@ def test_the_posterior_that_grows_equals_the_one_that_is_built_at_once():
     for start in range(0, 20, 5):
         grown.add(codes[start : start + 5])
     for one, other in zip(whole.predict(values), grown.predict(values), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_the_posterior_forgets_rows():
+    feasible, random = tiled(), np.random.default_rng(0)
+    kernel = Kernel(feasible.choices)
+    pool = kernel.one_hot(feasible.codes(feasible.keys))
+    codes = feasible.codes(feasible.sample(20, random))
+    values = random.standard_normal(20)
+    never, forgot = (Posterior(kernel, kernel.prior, pool) for _ in range(2))
+    never.add(np.concatenate([codes[:10], codes[15:]]))
+    forgot.add(codes[:15])
+    forgot.keep(10)
+    forgot.add(codes[15:])
+    values = np.concatenate([values[:10], values[15:]])
+    for one, other in zip(never.predict(values), forgot.predict(values), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,7 @@ class Search:
         self._random = np.random.default_rng(seed)
         self._kernel = Kernel(feasible.choices)
         self._best = -1
+        self._leader: int | None = None
         self._pool: Keys = np.empty(0, np.int64)
         self._widen(feasible.sample(POOL, self._random))
 
@@ -59,6 +61,11 @@ class Search:
         self, outcomes: Mapping[int, float | None], running: Iterable[int] = ()
     ) -> int | None:
         """Return the key of the candidate to try next, or None when nothing is left.
+
+        After the starts, the leader is chosen as if nothing were in flight: where whatever is in
+        flight can be tried at once, `most_promising` picks it, and the search is the one that
+        tries one at a time. Where it has to wait, more leaders would crowd around it; so while
+        there is one, the others are chosen to tell something else than all that is in flight.
 
         Args:
             outcomes: What was tried, by key: the time in any unit, None for a failure.
@@ -68,14 +75,19 @@ class Search:
         taken = np.array([*outcomes, *running], np.int64)
         if len(taken) < STARTS or not _tells(outcomes):
             return self._most_distant(taken)
-        promise = self._promise(outcomes, running)
-        promise[np.isin(self._pool, taken)] = -1.0
-        place = int(promise.argmax())
-        return int(self._pool[place]) if promise[place] >= 0.0 else self._most_distant(taken)
+        if len(outcomes) >= STARTS and self._leader not in running:
+            self._leader = self._top(outcomes, ())
+            if self._leader is not None and self._leader not in running:
+                return self._leader
+        key = self._top(outcomes, running)
+        return self._most_distant(taken) if key is None else key
 
     def most_promising(self, outcomes: Mapping[int, float | None], keys: Sequence[int]) -> int:
-        """Return the key, among some proposed earlier, that is the best to try next by now."""
-        if len(keys) == 1 or not _tells(outcomes):
+        """Return the key, among some proposed earlier, that is the best to try next by now.
+
+        It is the first until the starts are told.
+        """
+        if len(keys) == 1 or len(outcomes) < STARTS or not _tells(outcomes):
             return keys[0]
         self._widen(np.array(keys))
         order = np.argsort(self._pool)
@@ -94,6 +106,13 @@ class Search:
         here, there = self._feasible.coordinates(keys), self._feasible.coordinates(taken)
         distance = np.abs(here[:, None, :] - there[None]).sum(axis=2).min(axis=1)
         return int(keys[distance.argmax()])
+
+    def _top(self, outcomes: Mapping[int, float | None], running: Iterable[int]) -> int | None:
+        """Return the most promising of the pool that was not tried and is not running, if any."""
+        promise = self._promise(outcomes, running)
+        promise[np.isin(self._pool, [*outcomes, *running])] = -1.0
+        place = int(promise.argmax())
+        return int(self._pool[place]) if promise[place] >= 0.0 else None
 
     def _promise(self, outcomes: Mapping[int, float | None], running: Iterable[int]) -> Array:
         """Return the gain to expect of every candidate of the pool, failures considered."""
@@ -152,6 +171,9 @@ class _Model:
         """Return the mean and standard deviation of every candidate of the pool."""
         if len(values) >= _REFIT_GROWTH * self._fitted:
             self._fit(values)
+        # Rows of what was in flight are forgotten: told by now, or not counted this time.
+        self._keys = list(takewhile(values.__contains__, self._keys))
+        self._posterior.keep(len(self._keys))
         known = {*self._keys, *self._left_out}
         new = [key for key in (*values, *running) if key not in known]
         if new:

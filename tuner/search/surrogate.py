@@ -22,8 +22,8 @@ _ITERATIONS = 15
 class Posterior:
     """What is known of a pool of candidates after some rows; it grows row by row.
 
-    A row without a value (it is running, or it failed) is believed to have the value that the
-    others predict, so that it makes its surroundings certain but moves nothing.
+    A row without a value (it is in flight) is believed to have the value that the others predict,
+    so that it makes its surroundings certain but moves nothing.
     """
 
     def __init__(self, kernel: Kernel, scales: Scales, pool: NDArray[np.float32]) -> None:
@@ -65,6 +65,13 @@ class Posterior:
         self._projected[old:new] = added
         self._explained += np.einsum("ij,ij->j", added, added)
         self._factor, self._rows = factor, rows
+
+    def keep(self, count: int) -> None:
+        """Forget all rows but the first ones."""
+        gone = self._projected[count : len(self._factor)]
+        self._explained -= np.einsum("ij,ij->j", gone, gone)
+        self._factor = self._factor[:count, :count]
+        self._rows = None if self._rows is None else self._rows[:count]
 
     def predict(self, values: Array) -> tuple[Array, Array]:
         """Return the mean and the standard deviation of every candidate of the pool.
