@@ -24,6 +24,9 @@ EDGE_SHAPES: tuple[dict[str, int], ...] = (
     {"B": 1, "H": 1, "S": 5, "D": 3, "KV": 1, "T": 1031},
     {"B": 1, "H": 1, "S": 3, "D": 8, "KV": 1, "T": 0},
     {"B": 1, "H": 1, "S": 0, "D": 8, "KV": 1, "T": 3},
+    # more tiles than programs that stay on any card take at a time
+    {"B": 1, "H": 150, "S": 130, "D": 16, "KV": 75, "T": 200},
+    {"B": 2, "H": 75, "S": 150, "D": 16, "KV": 75, "T": 150},
 )
 
 
