@@ -1,9 +1,10 @@
 """How soon a search on the device finds the best: the tuner's sampler beside TPE and random.
 
 All samplers search one feasible set at the same time, in turns, with as many candidates compiled
-ahead. Whatever two of them propose is compiled and timed once, by the tuner's children and clock;
-each is charged for it as if it had been alone: a trial costs the longer of its time on the device
-and its share of the compiling cores.
+ahead; of a set that is too large to list, TPE and random get 100,000 candidates drawn at random.
+Whatever two of them propose is compiled and timed once, by the tuner's children and clock; each is
+charged for it as if it had been alone: a trial costs the longer of its time on the device and its
+share of the compiling cores.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Race:
     ) -> None:
         self._evaluator, self._options, self._jobs = evaluator, options, jobs
         self._output, self._feasible = output, evaluator.subject.feasible
+        self._keys = Keys(self._feasible)
         self._runs: list[Run] = []
         self._about = {
             "kernel": evaluator.subject.task.workload.kernel,
@@ -103,7 +105,7 @@ class Race:
 
     def _begin(self, name: str, seed: int) -> Run:
         """Return a search that knows nothing yet."""
-        table = Table(self._about["kernel"], self._feasible, Keys(self._feasible))
+        table = Table(self._about["kernel"], self._feasible, self._keys)
         return Run(name, seed, SAMPLERS[name](table, seed))
 
     def _step(self, run: Run) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tuner.search.replay import Strategy
 from tuner.space.feasible import FeasibleSet
+
+MOST_KEYS = 100_000
+"""Of a set that is too large to list, TPE and random search get as many candidates, at random."""
 
 
 class Keys(Mapping[int, float | None]):
     """The keys of a feasible set in the place of recorded times, which are yet to be measured."""
 
     def __init__(self, feasible: FeasibleSet) -> None:
-        if feasible.keys is None:
-            raise ValueError(f"about {len(feasible)} candidates are too many to list for TPE")
-        self._keys = feasible.keys
+        keys = feasible.keys
+        if keys is None:
+            keys = np.unique(feasible.sample(MOST_KEYS, np.random.default_rng(0)))
+        self._keys = keys
 
     def __getitem__(self, key: int) -> float | None:
         raise KeyError(f"{key} is measured when it is asked for")

@@ -15,6 +15,7 @@ from test_benchmarks import frozen
 
 from tuner.catalog import Catalog
 from tuner.devices.cpu import Cpu
+from tuner.devices.cuda import Cuda
 from tuner.records import Candidate
 from tuner.space.combinations import TemplateSet
 from tuner.space.kernel import load_space
@@ -54,6 +55,16 @@ def test_samplers_search_side_by_side(tmp_path):
         assert [row["trial"] for row in mine] == ["1", "2", "3", ""]
         assert float(mine[-1]["share_of_best"]) <= 1.0
         assert float(mine[2]["seconds"]) >= float(mine[1]["seconds"]) > 0
+
+
+def test_other_samplers_get_a_part_of_what_is_too_large_to_list():
+    card, spec = Cuda.target("90"), load_space(Catalog().space_path("attention_backward"))
+    feasible = spec.feasible(dict(card.limits), "cuda", "bfloat16")
+    assert feasible.keys is None
+    keys = np.array(list(searches.Keys(feasible)))
+    assert len(keys) > 0.9 * searches.MOST_KEYS
+    assert (np.diff(keys) > 0).all()
+    assert feasible.feasible(keys).all()
 
 
 def test_a_search_is_done_when_it_is_near_the_best():
