@@ -1,7 +1,7 @@
 # attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA.
-# BLOCK_N=64, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=3, MASKING=split, ORDER=tiles,
-# PERSISTENT=false, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
+# BLOCK_N=128, CONSUMERS=2, KV_STAGES=2, MASKING=split, ORDER=tiles, PERSISTENT=false,
+# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
 import torch
 import triton
 import triton.language as tl
@@ -43,7 +43,7 @@ def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
     BLOCK_M: gl.constexpr = 128
-    BLOCK_N: gl.constexpr = 64
+    BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
         off_m = (gl.cdiv(S, BLOCK_M) - 1 - column) * BLOCK_M
@@ -87,9 +87,9 @@ def produce(
     kv_head = head // group
     for block in range(blocks):
         number = taken + block
-        off_n = (blocks - 1 - block) * 64  # from the last keys, which may need a mask
-        slot = number % 3
-        parity = ((number // 3) & 1) ^ 1
+        off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
+        slot = number % 2
+        parity = ((number // 2) & 1) ^ 1
         mbarrier.wait(k_free.index(slot), parity)
         mbarrier.expect(k_ready.index(slot), k_desc.block_type.nbytes)
         tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
@@ -116,7 +116,7 @@ def soften(
     """Return the probabilities up to a factor, the maxima, the sums, and the factor of what was
     summed before; `scale` and `largest` are in units of log 2."""
     if MASKED:
-        keys = off_n + gl.arange(0, 64, gl.SliceLayout(0, layout))
+        keys = off_n + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if CAUSAL:
             last = off_m + (T - S) + gl.arange(0, 64, gl.SliceLayout(1, layout))
             seen = gl.expand_dims(keys, 0) <= gl.expand_dims(last, 1)
@@ -158,16 +158,16 @@ def take_keys(
 ):
     """Take in the values of the block before and the keys of this one."""
     BLOCK_D: gl.constexpr = q.shape[1]
-    layout: gl.constexpr = tile_layout(64, 64, 4)
+    layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
-    k_slot = number % 3
-    v_slot = (number - 1) % 3
-    k = k_ring.index(k_slot).reshape([64, BLOCK_D])
-    v = v_ring.index(v_slot).reshape([64, BLOCK_D])
-    nothing = gl.zeros([64, 64], gl.float32, layout)
-    mbarrier.wait(k_ready.index(k_slot), (number // 3) & 1)
+    k_slot = number % 2
+    v_slot = (number - 1) % 2
+    k = k_ring.index(k_slot).reshape([128, BLOCK_D])
+    v = v_ring.index(v_slot).reshape([128, BLOCK_D])
+    nothing = gl.zeros([64, 128], gl.float32, layout)
+    mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 3) & 1)
+    mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
@@ -206,7 +206,7 @@ def consume(
     """Write o and lse of 64 queries of each tile."""
     LOG2E: gl.constexpr = 1.4426950408889634
     BLOCK_D: gl.constexpr = q_ring.shape[3]
-    layout: gl.constexpr = tile_layout(64, 64, 4)
+    layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
     q_tile = q_ring.index(PART)
@@ -218,15 +218,15 @@ def consume(
     largest = gl.full([64], float("-inf"), gl.float32, row)
     total = gl.zeros([64], gl.float32, row)
     accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
-    nothing = gl.zeros([64, 64], gl.float32, layout)
+    nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(q_ready.index(PART), 0)
-    slot = taken % 3
-    mbarrier.wait(k_ready.index(slot), (taken // 3) & 1)
-    k = k_ring.index(slot).reshape([64, BLOCK_D])
+    slot = taken % 2
+    mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
+    k = k_ring.index(slot).reshape([128, BLOCK_D])
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_free.index(slot), count=1)
-    off_n = (blocks - 1) * 64
+    off_n = (blocks - 1) * 128
     new_p, largest, total, correction = soften(
         *(scores, largest, total, off_n, off_m, S, T, scale * LOG2E),
         *(CAUSAL or HAS_TAIL, CAUSAL, layout),
@@ -237,7 +237,7 @@ def consume(
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
                 *(k_ready, k_free, v_ready, v_free),
-                *(taken + block, (blocks - 1 - block) * 64, off_m, S, T, scale * LOG2E),
+                *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
                 *(True, CAUSAL),
             )
         # else ptxas mixes up halves of registers, and swaps them at each turn of the next loop
@@ -246,13 +246,13 @@ def consume(
         accumulator, p, largest, total = take_keys(
             *(accumulator, p, largest, total, q, k_ring, v_ring),
             *(k_ready, k_free, v_ready, v_free),
-            *(taken + block, (blocks - 1 - block) * 64, off_m, S, T, scale * LOG2E),
+            *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
             *(False, CAUSAL),
         )
     taken += blocks
-    slot = (taken - 1) % 3
-    mbarrier.wait(v_ready.index(slot), ((taken - 1) // 3) & 1)
-    v = v_ring.index(slot).reshape([64, BLOCK_D])
+    slot = (taken - 1) % 2
+    mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
+    v = v_ring.index(slot).reshape([128, BLOCK_D])
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
     accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
     # a query without keys gets zeros, and -inf for the logarithm of their sum
@@ -286,24 +286,24 @@ def attention_kernel(
     """Write o and lse of 128 queries."""
     dtype: gl.constexpr = q_desc.dtype
     QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
-    KEYS: gl.constexpr = [3] + k_desc.block_type.shape
+    KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
-    k_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
-    k_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(k_free.index(slot), count=2)
-    v_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
-    v_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
@@ -532,11 +532,11 @@ def attention_forward(
     grid = (tiles,)
     attention_kernel[grid](
         describe(q, 64, block_d),
-        describe(k, 64, block_d),
-        describe(v, 64, block_d),
+        describe(k, 128, block_d),
+        describe(v, 128, block_d),
         describe(o, 64, block_d),
         *(lse, B * H, H // KV, S, T, scale),
         CAUSAL=causal,
-        HAS_TAIL=T % 64 != 0,
+        HAS_TAIL=T % 128 != 0,
         num_warps=4,
     )
