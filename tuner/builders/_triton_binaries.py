@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.plugins import RejectedBuild
+from tuner.records import DeviceInfo
 
 _SUFFIXES = (".cubin", ".hsaco", ".json", ".so")
 _LINKAGES = ("ELF", "")
@@ -35,20 +36,22 @@ def cache_at(folder: Path) -> Iterator[None]:
         yield
 
 
-def build_own_launchers(kernels: Sequence[Any]) -> None:
-    """Compile the C functions that load and launch kernels, if this machine has NVIDIA's driver.
+def build_own_launchers(kernels: Sequence[Any], device: DeviceInfo) -> None:
+    """Compile the C functions that load and launch kernels on a card of this machine's.
 
-    Triton would compile them at the first launch, which is the measuring child's.
+    Triton would compile them at the first launch, which is the measuring child's. Nothing is
+    compiled where the card's driver is not installed.
 
     Args:
         kernels: The compiled kernels.
+        device: What they are compiled for.
 
     Raises:
         RejectedBuild: There is no C compiler, or it lacks Python's headers.
     """
     from triton.backends.nvidia import driver
 
-    if _driver_is_here():
+    if device.kind == "cuda" and _driver_is_here():
         with _rejecting_failures():
             _build_launchers(driver, kernels)
 

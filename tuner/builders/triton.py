@@ -45,8 +45,7 @@ class TritonBuilder(Builder):
         with _targeting(task.device), _compiling_only() as kernels:
             _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
         resources = _resources(kernels, dict(task.device.limits)["shared_bytes"])
-        if task.device.kind == "cuda":
-            _binaries.build_own_launchers(kernels)
+        _binaries.build_own_launchers(kernels, task.device)
         return resources
 
     def compile_checks(self, task: BuildTask, checks: Iterable[Check]) -> None:
@@ -54,8 +53,7 @@ class TritonBuilder(Builder):
         with _targeting(task.device), _compiling_only() as kernels:
             for check in checks:
                 check(self.load(task))
-        if task.device.kind == "cuda":
-            _binaries.build_own_launchers(kernels)
+        _binaries.build_own_launchers(kernels, task.device)
 
     def prebuild(self, task: BuildTask, folder: Path) -> Resources:
         """Compile, and store what triton's cache would hold after the workload's first call."""

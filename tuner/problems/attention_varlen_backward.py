@@ -207,19 +207,18 @@ def tolerance(
 ) -> dict[str, float]:
     """Return bounds for standard normal inputs, and scores and sums kept in float32.
 
-    An element of dP is a sum of D products. P and dS rounded to `dtype` err in proportion to the
-    size of a gradient, a mean of as many values as the query sees; dk and dv gather from all
-    queries of a group of heads that may see a key. A larger `scale` gives larger scores.
+    An element of dP is a sum of D products; few have heavy tails. P and dS rounded to `dtype` err
+    in proportion to the size of a gradient, a mean of as many values as the query sees; dk and dv
+    gather from all queries of a group of heads that may see a key. A larger `scale` adds to that.
     """
     single, result = torch.finfo(torch.float32), torch.finfo(getattr(torch, dtype))
     fewest = min(filter(None, seen_keys(dims, flags)), default=1)
     lengths = [[end - begin for begin, end in pairwise(part)] for part in starts_of(dims)]
     most = max(mine / max(1, theirs) for mine, theirs in zip(*lengths, strict=True))
-    larger = max(1.0, abs(options.get("scale", 0.0)) * sqrt(dims["D"]))
-    gathered = larger * max(1.0, sqrt(dims["H"] // dims["KV"] * most))
+    gathered = max(1.0, sqrt(dims["H"] // dims["KV"] * most))
+    gathered *= max(1.0, abs(options.get("scale", 0.0)) * sqrt(dims["D"]))
     elements = dims["D"] * max(dims["N"] * dims["H"], dims["M"] * dims["KV"])
-    tail = sqrt(2 * log(max(elements, 1 << 16)))  # of so many errors
-    tail *= 1.0 + 20.0 / (dims["D"] + 4)  # sums of few products are often far from their mean
+    tail = sqrt(2 * log(max(elements, 1 << 16))) * (1.0 + 20.0 / (dims["D"] + 4))  # of errors
     weights = 0.53 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,

@@ -185,8 +185,8 @@ def tolerance(
     default = dims["D"] ** -0.5
     gathered *= max(1.0, abs(options.get("scale", default)) / default)
     elements = dims["B"] * dims["D"] * max(dims["H"] * dims["S"], dims["KV"] * dims["T"])
-    tail = sqrt(2 * log(max(elements, 1 << 16)))  # of so many errors
-    tail *= 1.0 + 20.0 / (dims["D"] + 4)  # sums of few products are often far from their mean
+    # of so many errors; sums of few products are often far from their mean
+    tail = sqrt(2 * log(max(elements, 1 << 16))) * (1.0 + 20.0 / (dims["D"] + 4))
     weights = 0.53 * tail * min(1.0, sqrt(3 / fewest)) * result.eps
     return {
         "rtol": result.eps + 16 * single.eps,

@@ -39,7 +39,8 @@ def pick(result: RaceResult, simplicity: Simplicity) -> Pick:
 
     Nothing beats the default unless the interval of its gain says so (see `blocks.faster`). Among
     those who beat it, tie with the fastest and were measured level with it the simplest wins, so
-    that another run comes to the same verdict. All contenders share the probability of a wrong claim (Bonferroni).
+    that another run comes to the same verdict. All contenders share the probability of a wrong
+    claim (Bonferroni).
 
     Args:
         result: The race; its reference is the default.
