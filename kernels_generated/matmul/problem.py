@@ -97,7 +97,8 @@ def tolerance(
     """Return bounds for standard normal inputs and sums kept in float32.
 
     A sum of K products has the size sqrt(K); in the worst case its error grows like K roundings
-    to float32, and rounding the result to `dtype` adds one more. A product left out or taken
+    to float32, where the sum itself is large like sqrt(K) roundings of it, and rounding the result
+    to `dtype` adds one more. A product left out or taken
     twice changes a sum by about 1. Factors rounded to TF32 add errors of either sign, which grow
     like sqrt(K). No activation is steeper than 1.13; an exponential or erf is off by a few
     roundings, and so is 1 + erf(x) where that is nearly 0.
@@ -107,9 +108,10 @@ def tolerance(
     atol = 2 * single * dims["K"] + rounding * sqrt(dims["K"]) / 4
     if flags.get("allow_tf32") and dtype == "float32":
         atol += 4 * _TF32_EPS * sqrt(dims["K"])
+    rtol = rounding + single * sqrt(dims["K"]) / 2
     if flags.get("activation", "none") == "none":
-        return {"rtol": rounding, "atol": atol}
-    return {"rtol": rounding + 4 * single, "atol": 1.13 * atol + 12 * single}
+        return {"rtol": rtol, "atol": atol}
+    return {"rtol": rtol + 4 * single, "atol": 1.13 * atol + 12 * single}
 
 
 def cost(
