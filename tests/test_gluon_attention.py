@@ -101,6 +101,16 @@ MISTAKES = {
             ("tma.store_wait(0)  # what was written before has left", "pass"),
             ("turn * most + place % together", "place % together"),
         ),
+        "EPILOGUE=overlapped": (
+            ("    if not FIRST:\n", "    if True:\n"),
+            ("*(CAUSAL or HAS_TAIL, CAUSAL, True)", "*(False, CAUSAL, True)"),
+            ("lse_ptr + o_head.to", "lse_ptr + head.to"),
+            ("+ gl.log2(o_total)", "+ gl.log2(total)"),
+            (
+                "            else:\n                slot",
+                "            if tile < -1:\n                slot",
+            ),
+        ),
         "Q_STAGES=1": (("mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)", "pass"),),
     },
 }

@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=3, KV_STAGES=2, MASKING=split, ORDER=tiles, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
+# BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
 import functools
 
 import torch
@@ -35,9 +35,14 @@ def tile_layout(rows, columns, num_warps):
 
 
 @gluon.jit
-def tile_at(number, columns, heads):
-    """Return the head and the column of a tile: all of a head after the other."""
-    return number // columns, number % columns
+def tile_at(number, columns, heads, units):
+    """Return the head and the column of a tile: as many heads at a time as keep all units busy and
+    the caches warm, their first columns first, which are the longest if causal."""
+    most = gl.maximum(units // columns, 1)
+    turn = number // (most * columns)
+    together = gl.minimum(most, heads - turn * most)
+    place = number % (most * columns)
+    return turn * most + place % together, place // together
 
 
 @gluon.jit
@@ -49,6 +54,7 @@ def take_tile(
     number,  # of the tile among those of this program
     columns,
     heads,
+    units,
 ):
     """Take a tile that no program has taken, and tell the others of this one where it is: the head
     in the upper half, the column in the lower, or less than 0 if none is left."""
@@ -56,7 +62,7 @@ def take_tile(
     slot = number % 2
     tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
     last = columns * heads - 1
-    head, column = tile_at(gl.minimum(tile, last), columns, heads)
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
     place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
     mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
     tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
@@ -79,7 +85,7 @@ def next_tile(tile_ring, tile_ready, tile_free, number):
 def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 192
+    BLOCK_M: gl.constexpr = 128
     BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
@@ -116,13 +122,14 @@ def produce(
     group,
     S,
     T,
+    units,
     CAUSAL: gl.constexpr,
 ):
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
     tile = take_tile(
-        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
     )
     while tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
@@ -138,18 +145,19 @@ def produce(
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
-                for part in gl.static_range(3):
-                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
-                    bar = q_ready.index(part)
+                for part in gl.static_range(2):
+                    q_slot = part + 2 * (tiles_taken % 2)
+                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
+                    bar = q_ready.index(q_slot)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
         tile = take_tile(
-            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
         )
 
 
@@ -268,7 +276,6 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
-    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
     tiles_taken = 0
@@ -281,7 +288,9 @@ def consume(
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
+        q_slot = PART + 2 * (tiles_taken % 2)
+        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
         slot = taken % 2
         mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
@@ -312,7 +321,7 @@ def consume(
                 *(False, CAUSAL),
             )
         taken += blocks
-        mbarrier.arrive(q_free.index(PART), count=1)
+        mbarrier.arrive(q_free.index(q_slot), count=1)
         slot = (taken - 1) % 2
         mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
@@ -347,16 +356,17 @@ def attention_kernel(
     group,
     S,
     T,
+    units,  # multiprocessors
     scale,
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 192 queries at a time."""
+    """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
-    o_ring = gl.allocate_shared_memory(dtype, [3] + o_desc.block_type.shape, o_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -366,26 +376,26 @@ def attention_kernel(
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=3)
+        mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=3)
+        mbarrier.init(k_free.index(slot), count=2)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=3)
+        mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -406,24 +416,16 @@ def attention_kernel(
                 ),
             ),
             (
-                consume,
-                (
-                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, scale, 2, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
                 produce,
                 (
                     q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
                     k_ring, v_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads,
-                    group, S, T, CAUSAL,
+                    group, S, T, units, CAUSAL,
                 ),
             ),
         ],
-        [4, 4, 1],
-        [160, 160, 24],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -629,7 +631,7 @@ def attention_forward(
         )
         return
     block_d = 64 if D <= 64 else 128
-    tiles = (S + 191) // 192 * B * H
+    tiles = (S + 127) // 128 * B * H
     units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = (min(tiles, units),)
@@ -638,7 +640,7 @@ def attention_forward(
         describe(k, 128, block_d),
         describe(v, 128, block_d),
         describe(o, 64, block_d),
-        *(lse, taken, B * H, H // KV, S, T, scale),
+        *(lse, taken, B * H, H // KV, S, T, units, scale),
         CAUSAL=causal,
         HAS_TAIL=T % 128 != 0,
         num_warps=4,

@@ -1,7 +1,7 @@
 # attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
 # through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=3, KV_STAGES=2, MASKING=split, ORDER=groups, PERSISTENT=true,
-# PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
+# BLOCK_N=128, CONSUMERS=3, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=tiles,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
 import functools
 
 import torch
@@ -35,14 +35,9 @@ def tile_layout(rows, columns, num_warps):
 
 
 @gluon.jit
-def tile_at(number, columns, heads, units):
-    """Return the head and the column of a tile: as many heads at a time as keep all units busy and
-    the caches warm, their first columns first, which are the longest if causal."""
-    most = gl.maximum(units // columns, 1)
-    turn = number // (most * columns)
-    together = gl.minimum(most, heads - turn * most)
-    place = number % (most * columns)
-    return turn * most + place % together, place // together
+def tile_at(number, columns, heads):
+    """Return the head and the column of a tile: all of a head after the other."""
+    return number // columns, number % columns
 
 
 @gluon.jit
@@ -54,7 +49,6 @@ def take_tile(
     number,  # of the tile among those of this program
     columns,
     heads,
-    units,
 ):
     """Take a tile that no program has taken, and tell the others of this one where it is: the head
     in the upper half, the column in the lower, or less than 0 if none is left."""
@@ -62,7 +56,7 @@ def take_tile(
     slot = number % 2
     tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
     last = columns * heads - 1
-    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    head, column = tile_at(gl.minimum(tile, last), columns, heads)
     place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
     mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
     tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
@@ -122,14 +116,13 @@ def produce(
     group,
     S,
     T,
-    units,
     CAUSAL: gl.constexpr,
 ):
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
     tile = take_tile(
-        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads, units
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
     )
     while tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
@@ -156,7 +149,7 @@ def produce(
         taken += blocks
         tiles_taken += 1
         tile = take_tile(
-            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads, units
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
         )
 
 
@@ -354,7 +347,6 @@ def attention_kernel(
     group,
     S,
     T,
-    units,  # multiprocessors
     scale,
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
@@ -426,7 +418,7 @@ def attention_kernel(
                 (
                     q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
                     k_ring, v_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads,
-                    group, S, T, units, CAUSAL,
+                    group, S, T, CAUSAL,
                 ),
             ),
         ],
@@ -646,7 +638,7 @@ def attention_forward(
         describe(k, 128, block_d),
         describe(v, 128, block_d),
         describe(o, 64, block_d),
-        *(lse, taken, B * H, H // KV, S, T, units, scale),
+        *(lse, taken, B * H, H // KV, S, T, scale),
         CAUSAL=causal,
         HAS_TAIL=T % 128 != 0,
         num_warps=4,
