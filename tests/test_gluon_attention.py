@@ -167,9 +167,10 @@ def test_what_tma_cannot_move_is_right(report, kernel):
     assert report[kernel]["pointers"] is None
 
 
-def test_wide_heads_are_right(report):
-    faults = report["attention_forward"]["wide"]
-    assert len(faults) == len(VARIANTS["attention_forward", "gluon_sm90_wide"])
+def test_narrow_and_wide_heads_are_right(report):
+    faults = report["attention_forward"]["widths"]
+    templates = ("gluon_sm90_narrow", "gluon_sm90_wide")
+    assert len(faults) == sum(len(VARIANTS["attention_forward", name]) for name in templates)
     assert set(faults) == {None}
 
 
@@ -241,7 +242,7 @@ def emulate(kernel: str, folder: Path) -> dict:
         "pointers": fault(kernel, paths[0], POINTERS)
         or fault(kernel, paths[0], SHAPES[1:2], misaligned=True),
         "mistakes": wrong,
-        "wide": wide(folder) if kernel == "attention_forward" else [],
+        "widths": other_widths(folder) if kernel == "attention_forward" else [],
         "atomic": atomic(folder) if kernel == "attention_backward" else [],
     }
 
@@ -257,12 +258,15 @@ def mistakes(kernel: str, folder: Path) -> list[tuple[str, tuple[str, str]]]:
     return found
 
 
-def wide(folder: Path) -> list[str | None]:
-    """Return what is wrong with each variant for wide heads, on those and on narrower ones."""
-    template = "gluon_sm90_wide"
-    variants = VARIANTS["attention_forward", template]
-    paths = [write("attention_forward", template, values, folder) for values in variants]
-    return [fault("attention_forward", path, WIDE + SHAPES[1:]) for path in paths]
+def other_widths(folder: Path) -> list[str | None]:
+    """Return what is wrong with each variant for narrow and wide heads, on those and on others."""
+    faults = []
+    tried = {"gluon_sm90_narrow": SHAPES, "gluon_sm90_wide": WIDE + SHAPES[1:]}
+    for template, shapes in tried.items():
+        variants = VARIANTS["attention_forward", template]
+        paths = [write("attention_forward", template, values, folder) for values in variants]
+        faults += [fault("attention_forward", path, shapes) for path in paths]
+    return faults
 
 
 def atomic(folder: Path) -> list[str | None]:

@@ -234,6 +234,17 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     PERSISTENT=(True, True, False),
     PROGRAMS=(2, 1),
 )
+VARIANTS["attention_forward", "gluon_sm90_narrow"] = product(
+    {"BLOCK_N": 128, "KV_STAGES": 3, "PRODUCER_REGISTERS": 24},
+    CONSUMERS=(3, 2, 1),
+    Q_STAGES=(2, 1, 1),
+    EPILOGUE=("overlapped", "apart", "apart"),
+    PINGPONG=(False, True, False),
+    MASKING=("split", "always"),
+    ORDER=("heads", "groups", "tiles"),
+    PERSISTENT=(True, True, False),
+    PROGRAMS=(1, 1, 2),
+)
 VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
     {"BLOCK_N": 32, "KV_STAGES": 2, "PRODUCER_REGISTERS": 24, "PROGRAMS": 1},
     CONSUMERS=(2, 2, 1),
@@ -646,8 +657,9 @@ def task_of(spec, path: Path, target: str, more: str):
     from tuner.plugins import BuildTask
 
     workload = COMPILED_WORKLOADS.get(spec.kernel, "M=64,N=20000")
-    if "_wide_" in path.name:
-        workload = workload.replace("D=128", "D=256")
+    for name, width in (("_narrow_", 64), ("_wide_", 256)):
+        if name in path.name:
+            workload = workload.replace("D=128", f"D={width}")
     return BuildTask(
         path=path,
         signature=spec.signature,
