@@ -26,7 +26,7 @@ from tuner.space.kernel import load_space
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,5})\*/\s+(.*?);", re.MULTILINE)
 _SKIP = re.compile(r"@!?P\d BRA 0x([0-9a-f]+)")
 _PRODUCT = re.compile(r"HGMMA\S* R\d+, (R\d+, )?gdesc\[UR(\d+)\]")
-_SET = re.compile(r"U[A-Z0-9.]+ (?:UP\w+, )?UR(\d+),")  # R2UR brings back what was put aside
+_SET = re.compile(r"(R2UR|U[A-Z0-9.]+) (?:U?P\w+, )?UR(\d+),")
 
 
 def doubtful_products(kernel: Any) -> Iterator[str]:
@@ -46,7 +46,10 @@ def doubtful_products(kernel: Any) -> Iterator[str]:
             if any(a < place < b <= here for place in places for a, b in skips):
                 yield hex(here)
         elif change := _SET.match(text):
-            set_at[int(change[1])] = here
+            if change[1] == "R2UR":  # it may bring back what was put aside
+                set_at.pop(int(change[2]), None)
+            else:
+                set_at[int(change[2])] = here
 
 
 def _machine_code(kernel: Any) -> str:
