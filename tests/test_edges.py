@@ -12,7 +12,7 @@ from tuner.cli.devices import workers_for
 from tuner.devices.cuda import Cuda
 from tuner.plan import Request, plan
 from tuner.render import Renderer
-from tuner.serve.verify import asked_for, edge_checks
+from tuner.serve.verify import edge_checks
 
 
 def binaries(folder: Path) -> dict[Path, int]:
@@ -65,7 +65,7 @@ def test_what_is_compiled_ahead_asks_for_the_guarantees_of_the_workload():
         line = f"B=1,H=2,S=64,D=64,deterministic={deterministic},dtype=float16"
         (subject,) = plan(catalog, device, Request(("attention_backward",), (line,)))
         signature, problem = subject.spec.signature, Path(subject.task.problem)
-        asked = asked_for(signature, subject.task.workload)
+        asked = signature.asked(dict(subject.task.workload.flags))
         checks = edge_checks(json.dumps(signature.to_json()), problem, "float16", asked)
         flags = [check.__self__.case.flags for check in checks]
         assert {each.get("deterministic", False) for each in flags} == {deterministic == "true"}

@@ -77,8 +77,7 @@ class Subject:
     def question(self, source: Source) -> Question:
         """Return what a check of a source on odd shapes answers."""
         workload = self.task.workload
-        flags = dict(workload.flags)
-        asked = tuple(name for name in self.spec.signature.guarantees if flags.get(name))
+        asked = self.spec.signature.asked(dict(workload.flags))
         return Question(workload.kernel, source.sha256, workload.dtype, asked)
 
     def judge(self, candidate: Candidate, built: Compiled | Rejection) -> Compiled | Rejection:

@@ -177,7 +177,7 @@ class Dispatch:
             if found is not None:
                 self._warn(dtype, arch, kind)
         if found is None:
-            asked = [name for name in self.signature.guarantees if flags.get(name)]
+            asked = self.signature.asked(flags)
             raise NotImplementedError(self._no_variant(" ".join([*asked, dtype]), arch, kind))
         return found
 

@@ -49,9 +49,9 @@ def build_own_launchers(kernels: Sequence[Any], device: DeviceInfo) -> None:
     Raises:
         RejectedBuild: There is no C compiler, or it lacks Python's headers.
     """
-    from triton.backends.nvidia import driver
-
     if device.kind == "cuda" and _driver_is_here():
+        from triton.backends.nvidia import driver
+
         with _rejecting_failures():
             _build_launchers(driver, kernels)
 

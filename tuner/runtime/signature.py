@@ -62,6 +62,10 @@ class Signature:
         given = switches(spec.name for spec in self.inputs if spec.optional)
         return (*self.flags, *given, *self.options, *switches(self.guarantees))
 
+    def asked(self, flags: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the names of the guarantees that the flags of a workload ask for."""
+        return tuple(name for name in self.guarantees if flags.get(name))
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
         """Return the signature that `to_json` wrote."""

@@ -113,11 +113,11 @@ class Server:
         resources = build(task)
         seconds = time.perf_counter() - started
         if message["edges"] and builder.specialises:
-            from tuner.serve.verify import asked_for, edge_checks  # loads torch
+            from tuner.serve.verify import edge_checks  # loads torch
 
             number, parts = message["edges"]
             key = (json.dumps(message["signature"]), Path(message["problem"]), task.workload.dtype)
-            checks = edge_checks(*key, asked_for(task.signature, task.workload))
+            checks = edge_checks(*key, task.signature.asked(dict(task.workload.flags)))
             builder.compile_checks(task, checks[number::parts])
         return {"compile_s": seconds, "resources": codec.to_json(resources)}
 

@@ -43,7 +43,7 @@ class Verifier:
         extents, flags = dict(workload.dims), dict(workload.flags)
         case = Case(extents, flags, workload.dtype, seed=_WORKLOAD_SEED, device=device)
         self._on_workload = [Example(signature, problem, case)]
-        asked = asked_for(signature, workload)
+        asked = signature.asked(flags)
         self._on_edges = edge_examples(signature, problem, workload.dtype, device, asked=asked)
 
     def check(self, variant: Variant) -> str | None:
@@ -127,12 +127,6 @@ def edge_examples(
         for choice, flags in enumerate(choices)
     )
     return [Example(signature, problem, case) for case in cases]
-
-
-def asked_for(signature: Signature, workload: Workload) -> tuple[str, ...]:
-    """Return the names of the guarantees that a workload's variant must give."""
-    flags = dict(workload.flags)
-    return tuple(name for name in signature.guarantees if flags.get(name))
 
 
 @cache

@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
-# through TMA; persistent.
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, which take turns at the
+# tensor cores, fed by a producer warp through TMA; persistent.
 # BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
-# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
+# PERSISTENT=true, PINGPONG=true, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
 import functools
 
 import torch
@@ -209,12 +209,15 @@ def take_keys(
     k_free,
     v_ready,
     v_free,
+    turn,
+    taken,  # turns
     number,  # of this block of keys among those that the program takes
     off_n,
     off_m,
     S,
     T,
     scale,
+    PART: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
@@ -228,9 +231,12 @@ def take_keys(
     v = v_ring.index(v_slot).reshape([128, BLOCK_D])
     nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
+    # while one warpgroup exponentiates, the other one multiplies
+    mbarrier.wait(turn.index(PART), (taken + 1 - PART) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
+    mbarrier.arrive(turn.index(1 - PART), count=1)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
     next_p, largest, total, correction = soften(
@@ -261,6 +267,7 @@ def consume(
     k_free,
     v_ready,
     v_free,
+    turn,
     heads,
     group,
     S,
@@ -278,6 +285,7 @@ def consume(
     row: gl.constexpr = gl.SliceLayout(1, layout)
     o_tile = o_ring.index(PART)
     taken = 0
+    turns = 0
     tiles_taken = 0
     tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     while tile >= 0:
@@ -307,19 +315,20 @@ def consume(
             for block in range(1, masked):
                 accumulator, p, largest, total = take_keys(
                     *(accumulator, p, largest, total, q, k_ring, v_ring),
-                    *(k_ready, k_free, v_ready, v_free),
+                    *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
                     *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                    *(True, CAUSAL),
+                    *(PART, True, CAUSAL),
                 )
-            # else ptxas mixes up halves of registers, and swaps them at each turn of the next loop
+            # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
             p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
         for block in range(masked, blocks):
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free),
+                *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
                 *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                *(False, CAUSAL),
+                *(PART, False, CAUSAL),
             )
+        turns += blocks - 1
         taken += blocks
         mbarrier.arrive(q_free.index(q_slot), count=1)
         slot = (taken - 1) % 2
@@ -396,6 +405,9 @@ def attention_kernel(
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_free.index(slot), count=2)
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(turn.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -403,16 +415,16 @@ def attention_kernel(
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, scale, 0, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
+                    group, S, T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
-                    T, scale, 1, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
+                    group, S, T, scale, 1, CAUSAL, HAS_TAIL,
                 ),
             ),
             (

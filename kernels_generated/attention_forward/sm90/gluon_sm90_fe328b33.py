@@ -309,7 +309,7 @@ def consume(
                     *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
                     *(True, CAUSAL),
                 )
-            # else ptxas mixes up halves of registers, and swaps them at each turn of the next loop
+            # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
             p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
         for block in range(masked, blocks):
             accumulator, p, largest, total = take_keys(

@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: two warpgroups of 64 queries each, which take turns at the
-# tensor cores, fed by a producer warp through TMA; persistent.
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
+# through TMA; persistent.
 # BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
-# PERSISTENT=true, PINGPONG=true, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1
 import functools
 
 import torch
@@ -146,11 +146,10 @@ def produce(
             if block == 0:
                 # the first keys come while the tile before still needs its queries
                 for part in gl.static_range(2):
-                    q_slot = part + 2 * (tiles_taken % 2)
-                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
-                    bar = q_ready.index(q_slot)
+                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
+                    bar = q_ready.index(part)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
@@ -209,15 +208,12 @@ def take_keys(
     k_free,
     v_ready,
     v_free,
-    turn,
-    taken,  # turns
     number,  # of this block of keys among those that the program takes
     off_n,
     off_m,
     S,
     T,
     scale,
-    PART: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
@@ -231,12 +227,9 @@ def take_keys(
     v = v_ring.index(v_slot).reshape([128, BLOCK_D])
     nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
-    # while one warpgroup exponentiates, the other one multiplies
-    mbarrier.wait(turn.index(PART), (taken + 1 - PART) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-    mbarrier.arrive(turn.index(1 - PART), count=1)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
     next_p, largest, total, correction = soften(
@@ -267,7 +260,6 @@ def consume(
     k_free,
     v_ready,
     v_free,
-    turn,
     heads,
     group,
     S,
@@ -283,9 +275,9 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
+    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
-    turns = 0
     tiles_taken = 0
     tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     while tile >= 0:
@@ -296,9 +288,7 @@ def consume(
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        q_slot = PART + 2 * (tiles_taken % 2)
-        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
-        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
         slot = taken % 2
         mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
@@ -315,22 +305,21 @@ def consume(
             for block in range(1, masked):
                 accumulator, p, largest, total = take_keys(
                     *(accumulator, p, largest, total, q, k_ring, v_ring),
-                    *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
+                    *(k_ready, k_free, v_ready, v_free),
                     *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                    *(PART, True, CAUSAL),
+                    *(True, CAUSAL),
                 )
-            # else ptxas mixes up halves of registers, and swaps them at each turn of the next loop
+            # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
             p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
         for block in range(masked, blocks):
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
+                *(k_ready, k_free, v_ready, v_free),
                 *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                *(PART, False, CAUSAL),
+                *(False, CAUSAL),
             )
-        turns += blocks - 1
         taken += blocks
-        mbarrier.arrive(q_free.index(q_slot), count=1)
+        mbarrier.arrive(q_free.index(PART), count=1)
         slot = (taken - 1) % 2
         mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
@@ -372,7 +361,7 @@ def attention_kernel(
 ):
     """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
     o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
@@ -387,11 +376,11 @@ def attention_kernel(
     for slot in gl.static_range(2):
         mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
@@ -405,9 +394,6 @@ def attention_kernel(
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_free.index(slot), count=2)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(turn.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -415,16 +401,16 @@ def attention_kernel(
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 0, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 1, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 1, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
