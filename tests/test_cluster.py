@@ -167,7 +167,7 @@ def test_a_killed_node_loses_nothing_and_an_added_one_is_used(begin, tmp_path, t
     nodes = begin(3)
     run = Tune(tmp_path, nodes.address, *workloads(*SIZES), "--budget", "600s")
     joined = {run.read_until(" joins: ").split()[0] for _ in SIZES}
-    doomed = run.read_until("/cpu trial 2: ").split()[0]
+    doomed = run.read_until("/cpu trial ").split()[0]
     nodes.remove_node(node_of(nodes, doomed), allow_graceful=False)
     run.read_until(f"{re.escape(doomed)} is gone .* waits for another card")
     add_node(nodes, wait=False)
