@@ -112,6 +112,10 @@ MISTAKES = {
             ),
         ),
         "Q_STAGES=1": (("mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)", "pass"),),
+        "TILES=static": (
+            ("programs - 1 - program", "programs - program"),
+            ("number * programs +", "(number + 1) * programs +"),
+        ),
     },
 }
 """What to change in the file of the first seed with a value, or of the default."""

@@ -232,6 +232,7 @@ VARIANTS["attention_forward", "gluon_sm90"] = product(
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(True, True, False),
+    TILES=("static", "dynamic", "dynamic"),
     PROGRAMS=(2, 1),
 )
 VARIANTS["attention_forward", "gluon_sm90_narrow"] = product(
@@ -243,6 +244,7 @@ VARIANTS["attention_forward", "gluon_sm90_narrow"] = product(
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(True, True, False),
+    TILES=("static", "dynamic", "dynamic"),
     PROGRAMS=(1, 1, 2),
 )
 VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
@@ -254,6 +256,7 @@ VARIANTS["attention_forward", "gluon_sm90_wide"] = product(
     MASKING=("split", "always"),
     ORDER=("heads", "groups", "tiles"),
     PERSISTENT=(True, False, True),
+    TILES=("dynamic", "dynamic", "static"),
 )
 
 ROW_SHAPES = [{"M": 1, "N": 1}, {"M": 5, "N": 64}, {"M": 9, "N": 203}]

@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: two warpgroups of 64 queries each, which take turns at the
-# tensor cores, fed by a producer warp through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
-# PERSISTENT=true, PINGPONG=true, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2
+# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
+# through TMA; persistent.
+# BLOCK_N=128, CONSUMERS=3, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=tiles,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1, TILES=dynamic
 import functools
 
 import torch
@@ -35,14 +35,9 @@ def tile_layout(rows, columns, num_warps):
 
 
 @gluon.jit
-def tile_at(number, columns, heads, units):
-    """Return the head and the column of a tile: as many heads at a time as keep all units busy and
-    the caches warm, their first columns first, which are the longest if causal."""
-    most = gl.maximum(units // columns, 1)
-    turn = number // (most * columns)
-    together = gl.minimum(most, heads - turn * most)
-    place = number % (most * columns)
-    return turn * most + place % together, place // together
+def tile_at(number, columns, heads):
+    """Return the head and the column of a tile: all of a head after the other."""
+    return number // columns, number % columns
 
 
 @gluon.jit
@@ -54,7 +49,6 @@ def take_tile(
     number,  # of the tile among those of this program
     columns,
     heads,
-    units,
 ):
     """Take a tile that no program has taken, and tell the others of this one where it is: the head
     in the upper half, the column in the lower, or less than 0 if none is left."""
@@ -62,7 +56,7 @@ def take_tile(
     slot = number % 2
     tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
     last = columns * heads - 1
-    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    head, column = tile_at(gl.minimum(tile, last), columns, heads)
     place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
     mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
     tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
@@ -85,7 +79,7 @@ def next_tile(tile_ring, tile_ready, tile_free, number):
 def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 128
+    BLOCK_M: gl.constexpr = 192
     BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
@@ -122,14 +116,13 @@ def produce(
     group,
     S,
     T,
-    units,
     CAUSAL: gl.constexpr,
 ):
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
     tiles_taken = 0
     tile = take_tile(
-        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
     )
     while tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
@@ -145,19 +138,18 @@ def produce(
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
-                for part in gl.static_range(2):
-                    q_slot = part + 2 * (tiles_taken % 2)
-                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
-                    bar = q_ready.index(q_slot)
+                for part in gl.static_range(3):
+                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
+                    bar = q_ready.index(part)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
         taken += blocks
         tiles_taken += 1
         tile = take_tile(
-            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 192), heads
         )
 
 
@@ -209,15 +201,12 @@ def take_keys(
     k_free,
     v_ready,
     v_free,
-    turn,
-    taken,  # turns
     number,  # of this block of keys among those that the program takes
     off_n,
     off_m,
     S,
     T,
     scale,
-    PART: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):
@@ -231,12 +220,9 @@ def take_keys(
     v = v_ring.index(v_slot).reshape([128, BLOCK_D])
     nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
-    # while one warpgroup exponentiates, the other one multiplies
-    mbarrier.wait(turn.index(PART), (taken + 1 - PART) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-    mbarrier.arrive(turn.index(1 - PART), count=1)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
     next_p, largest, total, correction = soften(
@@ -267,7 +253,6 @@ def consume(
     k_free,
     v_ready,
     v_free,
-    turn,
     heads,
     group,
     S,
@@ -283,9 +268,9 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
+    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
-    turns = 0
     tiles_taken = 0
     tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
     while tile >= 0:
@@ -296,9 +281,7 @@ def consume(
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        q_slot = PART + 2 * (tiles_taken % 2)
-        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
-        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
         slot = taken % 2
         mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
@@ -315,22 +298,21 @@ def consume(
             for block in range(1, masked):
                 accumulator, p, largest, total = take_keys(
                     *(accumulator, p, largest, total, q, k_ring, v_ring),
-                    *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
+                    *(k_ready, k_free, v_ready, v_free),
                     *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                    *(PART, True, CAUSAL),
+                    *(True, CAUSAL),
                 )
             # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
             p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
         for block in range(masked, blocks):
             accumulator, p, largest, total = take_keys(
                 *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
+                *(k_ready, k_free, v_ready, v_free),
                 *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                *(PART, False, CAUSAL),
+                *(False, CAUSAL),
             )
-        turns += blocks - 1
         taken += blocks
-        mbarrier.arrive(q_free.index(q_slot), count=1)
+        mbarrier.arrive(q_free.index(PART), count=1)
         slot = (taken - 1) % 2
         mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
@@ -365,17 +347,16 @@ def attention_kernel(
     group,
     S,
     T,
-    units,  # multiprocessors
     scale,
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 128 queries at a time."""
+    """Write o and lse of 192 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
-    o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [3] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -385,29 +366,26 @@ def attention_kernel(
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=2)
+        mbarrier.init(tile_free.index(slot), count=3)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(4):
+    q_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=2)
+        mbarrier.init(k_free.index(slot), count=3)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=2)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(turn.index(slot), count=1)
+        mbarrier.init(v_free.index(slot), count=3)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -415,16 +393,24 @@ def attention_kernel(
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 0, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 1, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 1, CAUSAL, HAS_TAIL,
+                ),
+            ),
+            (
+                consume,
+                (
+                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 2, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
@@ -432,12 +418,12 @@ def attention_kernel(
                 (
                     q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
                     k_ring, v_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads,
-                    group, S, T, units, CAUSAL,
+                    group, S, T, CAUSAL,
                 ),
             ),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 4, 1],
+        [160, 160, 24],
     )
 
 
@@ -643,7 +629,7 @@ def attention_forward(
         )
         return
     block_d = 64 if D <= 64 else 128
-    tiles = (S + 127) // 128 * B * H
+    tiles = (S + 191) // 192 * B * H
     units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = (min(tiles, units),)
@@ -652,7 +638,7 @@ def attention_forward(
         describe(k, 128, block_d),
         describe(v, 128, block_d),
         describe(o, 64, block_d),
-        *(lse, taken, B * H, H // KV, S, T, units, scale),
+        *(lse, taken, B * H, H // KV, S, T, scale),
         CAUSAL=causal,
         HAS_TAIL=T % 128 != 0,
         num_warps=4,
