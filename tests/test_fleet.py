@@ -27,6 +27,7 @@ from tuner.fleet import Fleet, run_on
 from tuner.plan import Request, plan
 from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
+from tuner.run import for_searches, look_again, tune
 from tuner.session import Session, Subject
 from tuner.store import Store
 
@@ -133,6 +134,37 @@ def test_a_failure_of_our_own_code_on_one_card_stops_all(crews, tmp_path):
     with pytest.raises(ChildError):
         run_on(sessions, [broken, *subjects[1:]], Budget(seconds=600), [Log(), Log()])
     assert all(session.stop.is_set() for session in sessions)
+
+
+def test_what_wins_later_is_timed_for_neighbours_whose_search_is_over(crews, tmp_path):
+    """The first has tried its default alone, which is slow on purpose."""
+    (session, _), (first, second, *_) = fresh(crews[0], tmp_path), crews[1]
+    log, subjects = Log(), (first, second)
+    standing = [
+        tune(session, subject, Budget(trials=trials), log)[0]
+        for subject, trials in zip(subjects, (1, 8), strict=True)
+    ]
+    tried = len(session.store.trials)
+    countdown = Countdown(Budget(seconds=60))
+    results = list(look_again(session, subjects, standing, countdown, log))
+    assert standing[0].candidate == first.feasible.default
+    assert [winner.candidate for winner in results] == [standing[1].candidate] * 2
+    assert results[0].gain.low > 1.1
+    assert results[1] == standing[1]
+    assert [trial.workload for trial in session.store.trials[tried:]] == [first.task.workload]
+    assert {winner.workload: winner for winner in session.store.winners} == {
+        winner.workload: winner for winner in results
+    }
+    again = list(look_again(session, subjects, results, countdown, log))
+    assert again == results
+    assert len(session.store.trials) == tried + 1
+
+
+def test_no_second_look_takes_more_than_a_tenth_or_five_seconds_a_workload():
+    assert for_searches(Budget(seconds=40), 4) == Budget(seconds=36)
+    assert for_searches(Budget(seconds=3600), 4) == Budget(seconds=3580)
+    assert for_searches(Budget(seconds=40), 1) == Budget(seconds=40)
+    assert for_searches(Budget(trials=40), 4) == Budget(trials=40)
 
 
 class Mortal:

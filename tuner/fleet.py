@@ -13,7 +13,7 @@ from typing import Protocol
 from tuner.budget import Budget, Countdown
 from tuner.children.host import HostLost
 from tuner.records import Candidate, Failure, Winner, Workload
-from tuner.run import Observer, tune
+from tuner.run import Observer, for_searches, look_again, tune
 from tuner.session import Session, Subject
 
 _MOST_CARDS = 1024
@@ -43,7 +43,8 @@ class _Queue:
     def __init__(self, subjects: Sequence[Subject], budget: Budget) -> None:
         self._subjects = list(subjects)
         self._budget = budget
-        self._total = Countdown(budget)
+        self._total = Countdown(for_searches(budget, len(subjects)))
+        self.countdown = Countdown(budget)
         self._waiting = list(range(len(subjects)))
         self._tried = [0] * len(subjects)
         self._changed = threading.Condition()
@@ -124,8 +125,8 @@ class Fleet:
 
     @property
     def finished(self) -> bool:
-        """Whether every workload has ended."""
-        return self._queue.unfinished == 0
+        """Whether every workload has ended and been looked at again."""
+        return self._queue.unfinished == 0 and self.idle
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until no card is at work, or one failed for a fault of our own, or the timeout."""
@@ -162,6 +163,7 @@ class Fleet:
     def _work(self, session: Session, observer: CardObserver) -> None:
         try:
             session.workers.warm_up()
+            mine = []
             while (share := self._queue.take(session.stop)) is not None:
                 session.store.refresh()  # what won on the other cards is tried early here
                 before = len(session.store.trials)
@@ -175,9 +177,20 @@ class Fleet:
                     observer.lost(workload, str(lost))
                     return
                 self._results[share.place] = ended
+                mine.append(share.place)
                 self._queue.finish()
+            self._look_again(session, mine, observer)
         finally:
             session.workers.restart()  # a child dies with the thread that started it
+
+    def _look_again(self, session: Session, places: Sequence[int], observer: CardObserver) -> None:
+        """Have a card look again at what it searched: no other may, since cards differ."""
+        subjects = [self._subjects[place] for place in places]
+        standing = [self._results[place] for place in places]
+        results = look_again(session, subjects, standing, self._queue.countdown, observer)
+        with suppress(HostLost):  # what stood stands
+            for place, result in zip(places, results, strict=True):
+                self._results[place] = result
 
 
 def run_on(

@@ -19,13 +19,19 @@ def guesses(subject: Subject, winners: Iterable[Winner]) -> list[Candidate]:
         subject: What is tuned for.
         winners: What the store holds of other workloads and of this one.
     """
-    feasible, here = subject.feasible, subject.task.workload
-    same = [winner for winner in winners if winner.workload.kernel == here.kernel]
-    same.sort(key=lambda winner: _distance(winner.workload, here))
-    elsewhere = dict.fromkeys(item.candidate for item in same if item.candidate in feasible)
-    nearest = list(elsewhere)[:_NEIGHBOURS]
+    feasible = subject.feasible
+    nearest = neighbours(subject, winners)
     named = (feasible.default, *subject.seeds, *nearest, *feasible.defaults, *feasible.seeds)
     return list(dict.fromkeys(named))
+
+
+def neighbours(subject: Subject, winners: Iterable[Winner]) -> list[Candidate]:
+    """Return what won for the nearest workloads of a kernel, the nearest first, each once."""
+    here = subject.task.workload
+    same = [winner for winner in winners if winner.workload.kernel == here.kernel]
+    same.sort(key=lambda winner: _distance(winner.workload, here))
+    won = dict.fromkeys(item.candidate for item in same if item.candidate in subject.feasible)
+    return list(won)[:_NEIGHBOURS]
 
 
 def _distance(one: Workload, other: Workload) -> tuple[bool, bool, float]:
