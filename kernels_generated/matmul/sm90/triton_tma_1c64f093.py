@@ -1,6 +1,6 @@
 # matmul / triton_tma: c = activation(a b + bias), one output tile per program, loaded and stored
 # through tensor descriptors.
-# BLOCK_K=64, BLOCK_M=128, BLOCK_N=128, EPILOGUE_SPLIT=1, GROUP_M=8, NUM_STAGES=3, NUM_WARPS=8,
+# BLOCK_K=32, BLOCK_M=128, BLOCK_N=256, EPILOGUE_SPLIT=1, GROUP_M=8, NUM_STAGES=6, NUM_WARPS=8,
 # PROGRAMS_PER_UNIT=0
 import torch
 import triton
@@ -51,8 +51,8 @@ def matmul_tile(
     ACTIVATION: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = 128
-    BLOCK_N: tl.constexpr = 128
-    BLOCK_K: tl.constexpr = 64
+    BLOCK_N: tl.constexpr = 256
+    BLOCK_K: tl.constexpr = 32
     off_m, off_n = grouped_tile(tile, M, N, BLOCK_M, BLOCK_N)
     accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for off_k in range(0, K, BLOCK_K):
@@ -165,17 +165,17 @@ def matmul(
             num_stages=2,
         )
         return
-    block_b = [128, 64] if transposed else [64, 128]
-    tiles = ((M + 127) // 128) * ((N + 127) // 128)
+    block_b = [256, 32] if transposed else [32, 256]
+    tiles = ((M + 127) // 128) * ((N + 255) // 256)
     grid = (tiles,)
     matmul_kernel[grid](
-        TensorDescriptor.from_tensor(a, [128, 64]),
+        TensorDescriptor.from_tensor(a, [128, 32]),
         TensorDescriptor.from_tensor(rows_of_b, block_b),
         bias,
-        TensorDescriptor.from_tensor(c, [128, 128]),
+        TensorDescriptor.from_tensor(c, [128, 256]),
         *(M, N, K),
         TRANSPOSED=transposed,
         ACTIVATION=activation,
         num_warps=8,
-        num_stages=3,
+        num_stages=6,
     )

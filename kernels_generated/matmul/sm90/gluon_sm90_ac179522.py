@@ -1,7 +1,7 @@
-# matmul / gluon_sm90: c = activation(a b + bias) through a ring of 4 stages filled by TMA, loads
+# matmul / gluon_sm90: c = activation(a b + bias) through a ring of 6 stages filled by TMA, loads
 # and products issued by the same warps.
-# BLOCK_K=128, BLOCK_M=64, BLOCK_N=128, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=4,
-# SCHEDULE=pipelined, STAGES=4, SWIZZLE=128
+# BLOCK_K=128, BLOCK_M=64, BLOCK_N=64, CONSUMERS=1, GROUP_M=16, IN_FLIGHT=1, NUM_WARPS=4,
+# SCHEDULE=pipelined, STAGES=6, SWIZZLE=128
 import torch
 import triton
 import triton.language as tl
@@ -39,9 +39,9 @@ def next_slot(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    # 8 rows of tiles are walked column by column: programs that run at the same time
+    # 16 rows of tiles are walked column by column: programs that run at the same time
     # share their blocks of a and b in L2
-    GROUP_M: gl.constexpr = 8
+    GROUP_M: gl.constexpr = 16
     tiles_in_group = GROUP_M * gl.cdiv(N, BLOCK_N)
     first = tile // tiles_in_group * GROUP_M
     rows = gl.minimum(gl.cdiv(M, BLOCK_M) - first, GROUP_M)
@@ -80,7 +80,7 @@ def load_stage(
     TRANSPOSED: gl.constexpr,
 ):
     """Start the copies of one stage; the barrier `ready[slot]` completes with them."""
-    STAGE_BYTES: gl.constexpr = 49152
+    STAGE_BYTES: gl.constexpr = 32768
     bar = ready.index(slot)
     mbarrier.expect(bar, STAGE_BYTES, pred=wanted)
     tma_load(a_desc, [off_m, off_k], bar, a_ring.index(slot), pred=wanted)
@@ -102,7 +102,7 @@ def matmul_kernel(
     TRANSPOSED: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
-    STAGES: gl.constexpr = 4
+    STAGES: gl.constexpr = 6
     A_SHAPE: gl.constexpr = [STAGES] + a_desc.block_type.shape
     B_SHAPE: gl.constexpr = [STAGES] + b_desc.block_type.shape
     a_ring = gl.allocate_shared_memory(a_desc.dtype, A_SHAPE, a_desc.layout)
@@ -112,15 +112,15 @@ def matmul_kernel(
         mbarrier.init(ready.index(slot), count=1)
     fence_async_shared()
 
-    off_m, off_n = grouped_tile(gl.program_id(0), M, N, 64, 128)
-    AHEAD: gl.constexpr = 3
+    off_m, off_n = grouped_tile(gl.program_id(0), M, N, 64, 64)
+    AHEAD: gl.constexpr = 5
     for slot in gl.static_range(AHEAD):
         load_stage(
             *(a_desc, b_desc, a_ring, b_ring, ready, slot, off_m, off_n),
             *(slot * 128, slot * 128 < K, TRANSPOSED),
         )
-    layout: gl.constexpr = accumulator_layout(128, 4)
-    accumulator = gl.zeros([64, 128], gl.float32, layout)
+    layout: gl.constexpr = accumulator_layout(64, 4)
+    accumulator = gl.zeros([64, 64], gl.float32, layout)
     slot = 0
     phase = 0
     fill = AHEAD % STAGES
@@ -249,14 +249,14 @@ def matmul(
             num_stages=2,
         )
         return
-    block_b = [128, 128] if transposed else [128, 128]
-    tiles = ((M + 63) // 64) * ((N + 127) // 128)
+    block_b = [64, 128] if transposed else [128, 64]
+    tiles = ((M + 63) // 64) * ((N + 63) // 64)
     grid = (tiles,)
     matmul_kernel[grid](
         TensorDescriptor.from_tensor(a, [64, 128], RING_LAYOUT),
         TensorDescriptor.from_tensor(rows_of_b, block_b, RING_LAYOUT),
         bias,
-        TensorDescriptor.from_tensor(c, [64, 128], C_LAYOUT),
+        TensorDescriptor.from_tensor(c, [64, 64], C_LAYOUT),
         *(M, N, K),
         TRANSPOSED=transposed,
         ACTIVATION=activation,

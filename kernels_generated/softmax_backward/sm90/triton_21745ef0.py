@@ -1,7 +1,9 @@
-# softmax_backward / triton: 1 row at a time, 1024 columns in registers, columns beyond them read
-# twice.
-# BACKWARD=false, BLOCK_N=1024, NUM_STAGES=4, NUM_WARPS=2, PROGRAMS_PER_UNIT=0, RESIDENT=1024,
+# softmax_backward / triton: 1 row at a time, 16384 columns in registers, columns beyond them
+# read twice.
+# BACKWARD=true, BLOCK_N=16384, NUM_STAGES=1, NUM_WARPS=16, PROGRAMS_PER_UNIT=8, RESIDENT=16384,
 # ROWS=1, STREAMING=true
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -18,10 +20,10 @@ def softmax_backward_rows(
     dy_rows = dy_ptr + rows.to(tl.int64) * N
     dx_rows = dx_ptr + rows.to(tl.int64) * N
     if HAS_TAIL:
-        BLOCK_N: tl.constexpr = 1024
+        BLOCK_N: tl.constexpr = 16384
         chunk = RESIDENT + tl.arange(0, BLOCK_N)[None, :]
         products = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=4):
+        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
             part_mask = (rows < M) & (chunk < N - start)
             y_part = tl.load(
                 y_rows + start + chunk,
@@ -58,7 +60,10 @@ def softmax_backward_rows(
     tl.store(dx_rows + columns, dx, mask=mask, eviction_policy="evict_first")
 
     if HAS_TAIL:
-        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=4):
+        # what was read last is most likely still in a cache
+        first = (N - RESIDENT - 1) // BLOCK_N * BLOCK_N
+        for done in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
+            start = first - done
             part_mask = (rows < M) & (chunk < N - start)
             y_part = tl.load(y_rows + start + chunk, part_mask, eviction_policy="evict_first")
             dy_part = tl.load(dy_rows + start + chunk, part_mask, eviction_policy="evict_first")
@@ -77,7 +82,18 @@ def softmax_backward_kernel(
     RESIDENT: tl.constexpr,
     HAS_TAIL: tl.constexpr,
 ):
-    softmax_backward_rows(tl.program_id(0), y_ptr, dy_ptr, dx_ptr, M, N, RESIDENT, HAS_TAIL)
+    blocks = tl.cdiv(M, 1)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=1):
+        softmax_backward_rows(block, y_ptr, dy_ptr, dx_ptr, M, N, RESIDENT, HAS_TAIL)
+
+
+@functools.cache
+def compute_units(device: torch.device) -> int:
+    """Return the number of multiprocessors, over which a persistent grid is spread."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["multiprocessor_count"]
 
 
 def softmax_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> None:
@@ -85,11 +101,11 @@ def softmax_backward(y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor) -> Non
     M, N = y.shape
     if M == 0 or N == 0:
         return
-    resident = min(1 << (N - 1).bit_length(), 1024)
-    grid = (M,)
+    resident = min(1 << (N - 1).bit_length(), 16384)
+    grid = (min(M, 8 * compute_units(y.device)),)
     softmax_backward_kernel[grid](
         *(y, dy, dx, M, N),
         RESIDENT=resident,
         HAS_TAIL=N > resident,
-        num_warps=2,
+        num_warps=16,
     )

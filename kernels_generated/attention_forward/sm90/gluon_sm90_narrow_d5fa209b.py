@@ -1,7 +1,10 @@
-# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
-# through TMA.
-# BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=tiles,
-# PERSISTENT=false, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1, TILES=dynamic
+# attention_forward / gluon_sm90_narrow: one warpgroup of 64 queries each, fed by a producer warp
+# through TMA; persistent, a tile's first product beside the last one's last; two programs share
+# a multiprocessor.
+# BLOCK_N=128, CONSUMERS=1, EPILOGUE=overlapped, KV_STAGES=2, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=2, Q_STAGES=2, TILES=dynamic
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -33,16 +36,57 @@ def tile_layout(rows, columns, num_warps):
 
 
 @gluon.jit
-def tile_at(number, columns, heads):
-    """Return the head and the column of a tile: all of a head after the other."""
-    return number // columns, number % columns
+def tile_at(number, columns, heads, units):
+    """Return the head and the column of a tile: as many heads at a time as keep all units busy and
+    the caches warm, their first columns first, which are the longest if causal."""
+    most = gl.maximum(units // columns, 1)
+    turn = number // (most * columns)
+    together = gl.minimum(most, heads - turn * most)
+    place = number % (most * columns)
+    return turn * most + place % together, place // together
+
+
+@gluon.jit
+def take_tile(
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
+    number,  # of the tile among those of this program
+    columns,
+    heads,
+    units,
+):
+    """Take a tile that no program has taken, and tell the others of this one where it is: the head
+    in the upper half, the column in the lower, or less than 0 if none is left."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    tile = gl.atomic_add(taken_ptr, 1, sem="relaxed")
+    last = columns * heads - 1
+    head, column = tile_at(gl.minimum(tile, last), columns, heads, units)
+    place = gl.where(tile <= last, (head.to(gl.int64) << 32) + column, -1)
+    mbarrier.wait(tile_free.index(slot), ((number // 2) & 1) ^ 1)
+    tile_ring.index(slot).store(gl.full([1], place, gl.int64, layout))
+    mbarrier.arrive(tile_ready.index(slot), count=1)
+    return place
+
+
+@gluon.jit
+def next_tile(tile_ring, tile_ready, tile_free, number):
+    """Return where the tile is that the producer has taken."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % 2
+    mbarrier.wait(tile_ready.index(slot), (number // 2) & 1)
+    place = gl.max(tile_ring.index(slot).load(layout), 0)
+    mbarrier.arrive(tile_free.index(slot), count=1)
+    return place
 
 
 @gluon.jit
 def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 128
+    BLOCK_M: gl.constexpr = 64
     BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
@@ -62,10 +106,15 @@ def produce(
     q_desc,
     k_desc,
     v_desc,
+    taken_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     k_ring,
     v_ring,
     q_ready,
+    q_free,
     k_ready,
     k_free,
     v_ready,
@@ -74,29 +123,43 @@ def produce(
     group,
     S,
     T,
+    units,
     CAUSAL: gl.constexpr,
 ):
     """Keep the rings full: one warp that does nothing else."""
     taken = 0
-    head, column = tile_at(gl.program_id(0), gl.cdiv(S, 128), heads)
-    off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
-    for part in gl.static_range(2):
-        bar = q_ready.index(part)
-        mbarrier.expect(bar, q_desc.block_type.nbytes)
-        tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
-    kv_head = head // group
-    for block in range(blocks):
-        number = taken + block
-        off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
-        slot = number % 2
-        parity = ((number // 2) & 1) ^ 1
-        mbarrier.wait(k_free.index(slot), parity)
-        mbarrier.expect(k_ready.index(slot), k_desc.block_type.nbytes)
-        tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
-        mbarrier.wait(v_free.index(slot), parity)
-        mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
-        tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
-    taken += blocks
+    tiles_taken = 0
+    tile = take_tile(
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 64), heads, units
+    )
+    while tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
+        off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
+        kv_head = head // group
+        for block in range(blocks):
+            number = taken + block
+            off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
+            slot = number % 2
+            parity = ((number // 2) & 1) ^ 1
+            mbarrier.wait(k_free.index(slot), parity)
+            mbarrier.expect(k_ready.index(slot), k_desc.block_type.nbytes)
+            tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
+            if block == 0:
+                # the first keys come while the tile before still needs its queries
+                for part in gl.static_range(1):
+                    q_slot = part + 1 * (tiles_taken % 2)
+                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
+                    bar = q_ready.index(q_slot)
+                    mbarrier.expect(bar, q_desc.block_type.nbytes)
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
+            mbarrier.wait(v_free.index(slot), parity)
+            mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
+            tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
+        taken += blocks
+        tiles_taken += 1
+        tile = take_tile(
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 64), heads, units
+        )
 
 
 @gluon.jit
@@ -155,6 +218,7 @@ def take_keys(
     scale,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
+    FIRST: gl.constexpr,  # whether the keys are the first of the next tile
 ):
     """Take in the values of the block before and the keys of this one."""
     BLOCK_D: gl.constexpr = q.shape[1]
@@ -176,8 +240,9 @@ def take_keys(
     )
     accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
     mbarrier.arrive(v_free.index(v_slot), count=1)
-    correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
-    accumulator = accumulator * gl.expand_dims(correction, 1)
+    if not FIRST:
+        correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
+        accumulator = accumulator * gl.expand_dims(correction, 1)
     p = gl.convert_layout(next_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
     return accumulator, p, largest, total
 
@@ -186,10 +251,15 @@ def take_keys(
 def consume(
     o_desc,
     lse_ptr,
+    tile_ring,
+    tile_ready,
+    tile_free,
     q_ring,
     k_ring,
     v_ring,
+    o_ring,
     q_ready,
+    q_free,
     k_ready,
     k_free,
     v_ready,
@@ -209,62 +279,96 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
-    q_tile = q_ring.index(PART)
-    q = q_tile.reshape([64, BLOCK_D])
+    o_tile = o_ring.index(PART)
     taken = 0
-    head, column = tile_at(gl.program_id(0), gl.cdiv(S, 128), heads)
-    off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
-    off_m += PART * 64
-    largest = gl.full([64], float("-inf"), gl.float32, row)
-    total = gl.zeros([64], gl.float32, row)
-    accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
     nothing = gl.zeros([64, 128], gl.float32, layout)
-    mbarrier.wait(q_ready.index(PART), 0)
-    slot = taken % 2
-    mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
-    k = k_ring.index(slot).reshape([128, BLOCK_D])
-    scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    mbarrier.arrive(k_free.index(slot), count=1)
-    off_n = (blocks - 1) * 128
-    new_p, largest, total, correction = soften(
-        *(scores, largest, total, off_n, off_m, S, T, scale * LOG2E),
-        *(CAUSAL or HAS_TAIL, CAUSAL, layout),
-    )
-    p = gl.convert_layout(new_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
-    if CAUSAL:
-        for block in range(1, masked):
-            accumulator, p, largest, total = take_keys(
-                *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free),
-                *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                *(True, CAUSAL),
-            )
-        # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
-        p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
-    for block in range(masked, blocks):
-        accumulator, p, largest, total = take_keys(
-            *(accumulator, p, largest, total, q, k_ring, v_ring),
-            *(k_ready, k_free, v_ready, v_free),
-            *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-            *(False, CAUSAL),
+    tiles_taken = 0
+    side = 0  # tiles_taken % 2
+    tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+    if tile >= 0:
+        head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
+        off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
+        off_m += PART * 64
+        largest = gl.full([64], float("-inf"), gl.float32, row)
+        total = gl.zeros([64], gl.float32, row)
+        q_slot = PART + 1 * (tiles_taken % 2)
+        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+        slot = taken % 2
+        mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
+        k = k_ring.index(slot).reshape([128, BLOCK_D])
+        scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        mbarrier.arrive(k_free.index(slot), count=1)
+        off_n = (blocks - 1) * 128
+        new_p, largest, total, correction = soften(
+            *(scores, largest, total, off_n, off_m, S, T, scale * LOG2E),
+            *(CAUSAL or HAS_TAIL, CAUSAL, layout),
         )
-    taken += blocks
-    slot = (taken - 1) % 2
-    mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
-    v = v_ring.index(slot).reshape([128, BLOCK_D])
-    accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-    accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
-    # a query without keys gets zeros, and -inf for the logarithm of their sum
-    divisor = gl.where(total == 0.0, 1.0, total)
-    factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
-    o = accumulator * gl.expand_dims(factor, 1)
-    lse = (largest + gl.log2(total)) * 0.6931471805599453
-    rows = off_m + gl.arange(0, 64, row)
-    gl.store(lse_ptr + head.to(gl.int64) * S + rows, lse, mask=rows < S)
-    q.store(o.to(q.dtype))  # the queries are read no more: their tile takes o on its way out
-    fence_async_shared()
-    tma_store(o_desc, [head, off_m, 0], q_tile)
+        p = gl.convert_layout(new_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
+        while tile >= 0:
+            q_slot = PART + 1 * (tiles_taken % 2)
+            q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+            accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
+            if CAUSAL:
+                for block in range(1, masked):
+                    accumulator, p, largest, total = take_keys(
+                        *(accumulator, p, largest, total, q, k_ring, v_ring),
+                        *(k_ready, k_free, v_ready, v_free),
+                        *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                        *(True, CAUSAL, False),
+                    )
+                # for ptxas 12.8, which would set what the next loop reads only if this one runs
+                q = q_ring.index(PART + 1 * side).reshape([64, BLOCK_D])
+            # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
+            p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
+            for block in range(masked, blocks):
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                    *(False, CAUSAL, False),
+                )
+            taken += blocks
+            mbarrier.arrive(q_free.index(q_slot), count=1)
+            o_head, o_off_m, o_largest, o_total = head, off_m, largest, total
+            tiles_taken += 1
+            side = 1 - side
+            tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+            if tile >= 0:
+                # the next tile's first product runs beside this one's last
+                head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
+                off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
+                off_m += PART * 64
+                largest = gl.full([64], float("-inf"), gl.float32, row)
+                total = gl.zeros([64], gl.float32, row)
+                q_slot = PART + 1 * (tiles_taken % 2)
+                q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+                mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken, (blocks - 1) * 128, off_m, S, T, scale * LOG2E),
+                    *(CAUSAL or HAS_TAIL, CAUSAL, True),
+                )
+            else:
+                slot = (taken - 1) % 2
+                mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
+                v = v_ring.index(slot).reshape([128, BLOCK_D])
+                accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
+                accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
+                mbarrier.arrive(v_free.index(slot), count=1)
+            # a query without keys gets zeros, and -inf for the logarithm of their sum
+            divisor = gl.where(o_total == 0.0, 1.0, o_total)
+            factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
+            o = accumulator * gl.expand_dims(factor, 1)
+            lse = (o_largest + gl.log2(o_total)) * 0.6931471805599453
+            rows = o_off_m + gl.arange(0, 64, row)
+            gl.store(lse_ptr + o_head.to(gl.int64) * S + rows, lse, mask=rows < S)
+            tma.store_wait(0)  # what was written before has left
+            o_tile.reshape([64, BLOCK_D]).store(o.to(q.dtype))
+            fence_async_shared()
+            tma_store(o_desc, [o_head, o_off_m, 0], o_tile)
     tma.store_wait(0)
 
 
@@ -275,63 +379,73 @@ def attention_kernel(
     v_desc,  # [B * KV, T, D]
     o_desc,  # [B * H, S, D]
     lse_ptr,  # [B * H, S]
+    taken_ptr,  # [1], how many tiles programs have taken, 0
     heads,
     group,
     S,
     T,
+    units,  # multiprocessors
     scale,
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 128 queries."""
+    """Write o and lse of 64 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
     QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
     KEYS: gl.constexpr = [2] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [1] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
+    TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    tile_ring = gl.allocate_shared_memory(gl.int64, [2, 1], TILE_LAYOUT)
+    tile_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_ready.index(slot), count=1)
+    tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(tile_free.index(slot), count=1)
+
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(q_ready.index(slot), count=1)
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(k_free.index(slot), count=2)
+        mbarrier.init(k_free.index(slot), count=1)
     v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(v_free.index(slot), count=2)
+        mbarrier.init(v_free.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (
                 consume,
                 (
-                    o_desc, lse_ptr, q_ring, k_ring, v_ring, q_ready, k_ready, k_free, v_ready,
-                    v_free, heads, group, S, T, scale, 0, CAUSAL, HAS_TAIL,
-                ),
-            ),
-            (
-                consume,
-                (
-                    o_desc, lse_ptr, q_ring, k_ring, v_ring, q_ready, k_ready, k_free, v_ready,
-                    v_free, heads, group, S, T, scale, 1, CAUSAL, HAS_TAIL,
+                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 produce,
                 (
-                    q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_ready, k_ready, k_free,
-                    v_ready, v_free, heads, group, S, T, CAUSAL,
+                    q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
+                    k_ring, v_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads,
+                    group, S, T, units, CAUSAL,
                 ),
             ),
         ],
-        [4, 1],
-        [240, 24],
+        [1],
+        [24],
     )
 
 
@@ -471,6 +585,15 @@ def attention_forward_kernel(
     store_rows(o, result, head, off_m, S, D, EVEN_D)
 
 
+@functools.cache
+def compute_units(device: torch.device) -> int:
+    """Return the number of multiprocessors, over which a persistent grid is spread."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["multiprocessor_count"]
+
+
 def describe(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
     """Return a descriptor of [heads, length, D], moved in blocks of rows of one head."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
@@ -511,7 +634,7 @@ def attention_forward(
         q, scale = (-q, -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
     tensors = (q, k, v, o)
     # a descriptor's rows start at multiples of 16 bytes
-    if D > 128 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
+    if D > 64 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
         block_d = max(16, 1 << (D - 1).bit_length())
         shrink = max(1, block_d // 128)  # wider heads take smaller blocks of about the same bytes
         block_m, block_n = max(16, 64 // shrink), max(16, 32 // shrink)
@@ -527,16 +650,19 @@ def attention_forward(
             num_stages=2,
         )
         return
-    block_d = 64 if D <= 64 else 128
-    tiles = (S + 127) // 128 * B * H
-    grid = (tiles,)
+    block_d = 64
+    tiles = (S + 63) // 64 * B * H
+    units = 2 * compute_units(q.device)
+    taken = torch.zeros(1, dtype=torch.int32, device=q.device)
+    grid = (min(tiles, units),)
     attention_kernel[grid](
         describe(q, 64, block_d),
         describe(k, 128, block_d),
         describe(v, 128, block_d),
         describe(o, 64, block_d),
-        *(lse, B * H, H // KV, S, T, scale),
+        *(lse, taken, B * H, H // KV, S, T, units, scale),
         CAUSAL=causal,
         HAS_TAIL=T % 128 != 0,
         num_warps=4,
+        maxnreg=128,
     )

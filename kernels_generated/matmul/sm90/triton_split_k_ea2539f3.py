@@ -1,17 +1,12 @@
-# matmul / triton: c = activation(a b + bias), one output tile per program, loaded through
-# pointers.
-# BLOCK_K=128, BLOCK_M=16, BLOCK_N=64, GROUP_M=1, NUM_STAGES=5, NUM_WARPS=4
+# matmul / triton_split_k: c = activation(a b + bias) for few rows, K undivided, with the roles
+# of a and b swapped.
+# BLOCK_K=32, BLOCK_M=64, BLOCK_N=256, NUM_STAGES=5, NUM_WARPS=8, REDUCTION=second_kernel,
+# SPLIT_K=1, SWAP=true
 import torch
 import triton
 import triton.language as tl
 
 STRIDED = ("b",)  # inputs that may have any strides
-
-
-@triton.jit
-def grouped_tile(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    columns = tl.cdiv(N, BLOCK_N)
-    return tile // columns * BLOCK_M, tile % columns * BLOCK_N
 
 
 @triton.jit
@@ -44,35 +39,38 @@ def matmul_kernel(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = 16
-    BLOCK_N: tl.constexpr = 64
-    BLOCK_K: tl.constexpr = 128
-    off_m, off_n = grouped_tile(tl.program_id(0), M, N, BLOCK_M, BLOCK_N)
-    rows = off_m + tl.arange(0, BLOCK_M)
-    columns = off_n + tl.arange(0, BLOCK_N)
+    BLOCK_M: tl.constexpr = 64
+    BLOCK_N: tl.constexpr = 256
+    BLOCK_K: tl.constexpr = 32
+    tile = tl.program_id(0)
+    row_of_tiles = tile // tl.cdiv(N, BLOCK_N)
+    columns = tile % tl.cdiv(N, BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
-    row_mask = rows < M
     column_mask = columns < N
     # 64-bit: an offset into a large matrix does not fit 32 bits
+    rows = row_of_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_mask = rows < M
     a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * K + depth[None, :]  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + (  # [BLOCK_K, BLOCK_N]
         depth.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
     )
-    accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, K, BLOCK_K):
+    accumulator = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=5):
         if EVEN_K:
             a = tl.load(a_ptrs, mask=row_mask[:, None], other=0.0)
             b = tl.load(b_ptrs, mask=column_mask[None, :], other=0.0)
         else:
-            depth_mask = depth < K - start
+            depth_mask = start + tl.arange(0, BLOCK_K) < K
             a = tl.load(a_ptrs, mask=row_mask[:, None] & depth_mask[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=depth_mask[:, None] & column_mask[None, :], other=0.0)
-        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        accumulator = tl.dot(b.T, a.T, accumulator, input_precision=PRECISION)
         a_ptrs += BLOCK_K
         b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
-    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
-    c = finish(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
-    tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
+    accumulator = accumulator.T  # [BLOCK_M, BLOCK_N]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    mask = row_mask[:, None] & column_mask[None, :]
+    accumulator = finish(accumulator, bias_ptr, columns, N, ACTIVATION)
+    tl.store(c_ptr + offsets, accumulator.to(c_ptr.dtype.element_ty), mask=mask)
 
 
 def matmul(
@@ -96,12 +94,12 @@ def matmul(
         return
     if transposed_b:
         b = b.T
-    tiles = ((M + 15) // 16) * ((N + 63) // 64)
+    tiles = ((M + 63) // 64) * ((N + 255) // 256)
     matmul_kernel[(tiles,)](
         *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
-        EVEN_K=K % 128 == 0,
+        EVEN_K=K % 32 == 0,
         ACTIVATION=activation,
         PRECISION="tf32" if allow_tf32 else "ieee",
-        num_warps=4,
+        num_warps=8,
         num_stages=5,
     )

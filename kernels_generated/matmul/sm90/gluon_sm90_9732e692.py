@@ -1,6 +1,6 @@
 # matmul / gluon_sm90: c = activation(a b + bias) through a ring of 4 stages filled by TMA, loads
 # and products issued by the same warps.
-# BLOCK_K=64, BLOCK_M=128, BLOCK_N=128, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=8,
+# BLOCK_K=64, BLOCK_M=128, BLOCK_N=256, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=8,
 # SCHEDULE=pipelined, STAGES=4, SWIZZLE=128
 import torch
 import triton
@@ -80,7 +80,7 @@ def load_stage(
     TRANSPOSED: gl.constexpr,
 ):
     """Start the copies of one stage; the barrier `ready[slot]` completes with them."""
-    STAGE_BYTES: gl.constexpr = 32768
+    STAGE_BYTES: gl.constexpr = 49152
     bar = ready.index(slot)
     mbarrier.expect(bar, STAGE_BYTES, pred=wanted)
     tma_load(a_desc, [off_m, off_k], bar, a_ring.index(slot), pred=wanted)
@@ -112,15 +112,15 @@ def matmul_kernel(
         mbarrier.init(ready.index(slot), count=1)
     fence_async_shared()
 
-    off_m, off_n = grouped_tile(gl.program_id(0), M, N, 128, 128)
+    off_m, off_n = grouped_tile(gl.program_id(0), M, N, 128, 256)
     AHEAD: gl.constexpr = 3
     for slot in gl.static_range(AHEAD):
         load_stage(
             *(a_desc, b_desc, a_ring, b_ring, ready, slot, off_m, off_n),
             *(slot * 64, slot * 64 < K, TRANSPOSED),
         )
-    layout: gl.constexpr = accumulator_layout(128, 8)
-    accumulator = gl.zeros([128, 128], gl.float32, layout)
+    layout: gl.constexpr = accumulator_layout(256, 8)
+    accumulator = gl.zeros([128, 256], gl.float32, layout)
     slot = 0
     phase = 0
     fill = AHEAD % STAGES
@@ -249,14 +249,14 @@ def matmul(
             num_stages=2,
         )
         return
-    block_b = [128, 64] if transposed else [64, 128]
-    tiles = ((M + 127) // 128) * ((N + 127) // 128)
+    block_b = [256, 64] if transposed else [64, 256]
+    tiles = ((M + 127) // 128) * ((N + 255) // 256)
     grid = (tiles,)
     matmul_kernel[grid](
         TensorDescriptor.from_tensor(a, [128, 64], RING_LAYOUT),
         TensorDescriptor.from_tensor(rows_of_b, block_b, RING_LAYOUT),
         bias,
-        TensorDescriptor.from_tensor(c, [128, 128], C_LAYOUT),
+        TensorDescriptor.from_tensor(c, [128, 256], C_LAYOUT),
         *(M, N, K),
         TRANSPOSED=transposed,
         ACTIVATION=activation,

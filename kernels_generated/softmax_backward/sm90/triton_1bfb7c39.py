@@ -1,7 +1,7 @@
 # softmax_backward / triton: 1 row at a time, 16384 columns in registers, columns beyond them
 # read twice.
-# BACKWARD=true, BLOCK_N=8192, NUM_STAGES=1, NUM_WARPS=16, PROGRAMS_PER_UNIT=0, RESIDENT=16384,
-# ROWS=1, STREAMING=true
+# BACKWARD=true, BLOCK_N=1024, NUM_STAGES=1, NUM_WARPS=16, PROGRAMS_PER_UNIT=0, RESIDENT=16384,
+# ROWS=1, STREAMING=false
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def softmax_backward_rows(
     dy_rows = dy_ptr + rows.to(tl.int64) * N
     dx_rows = dx_ptr + rows.to(tl.int64) * N
     if HAS_TAIL:
-        BLOCK_N: tl.constexpr = 8192
+        BLOCK_N: tl.constexpr = 1024
         chunk = RESIDENT + tl.arange(0, BLOCK_N)[None, :]
         products = tl.zeros([ROWS, BLOCK_N], tl.float32)
         for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
@@ -27,13 +27,11 @@ def softmax_backward_rows(
                 y_rows + start + chunk,
                 mask=part_mask,
                 other=0.0,
-                eviction_policy="evict_last",
             )
             dy_part = tl.load(
                 dy_rows + start + chunk,
                 mask=part_mask,
                 other=0.0,
-                eviction_policy="evict_last",
             )
             products += y_part.to(tl.float32) * dy_part.to(tl.float32)
 
@@ -43,19 +41,17 @@ def softmax_backward_rows(
         y_rows + columns,
         mask=mask,
         other=0.0,
-        eviction_policy="evict_first",
     ).to(tl.float32)  # [ROWS, RESIDENT]
     dy = tl.load(
         dy_rows + columns,
         mask=mask,
         other=0.0,
-        eviction_policy="evict_first",
     ).to(tl.float32)
     dot = tl.sum(y * dy, axis=1, keep_dims=True)  # [ROWS, 1]
     if HAS_TAIL:
         dot += tl.sum(products, axis=1, keep_dims=True)
     dx = (y * (dy - dot)).to(dx_ptr.dtype.element_ty)
-    tl.store(dx_rows + columns, dx, mask=mask, eviction_policy="evict_first")
+    tl.store(dx_rows + columns, dx, mask=mask)
 
     if HAS_TAIL:
         # what was read last is most likely still in a cache
@@ -63,11 +59,11 @@ def softmax_backward_rows(
         for done in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
             start = first - done
             part_mask = (rows < M) & (chunk < N - start)
-            y_part = tl.load(y_rows + start + chunk, part_mask, eviction_policy="evict_first")
-            dy_part = tl.load(dy_rows + start + chunk, part_mask, eviction_policy="evict_first")
+            y_part = tl.load(y_rows + start + chunk, part_mask)
+            dy_part = tl.load(dy_rows + start + chunk, part_mask)
             dx_part = y_part.to(tl.float32) * (dy_part.to(tl.float32) - dot)
             dx_part = dx_part.to(dx_ptr.dtype.element_ty)
-            tl.store(dx_rows + start + chunk, dx_part, part_mask, eviction_policy="evict_first")
+            tl.store(dx_rows + start + chunk, dx_part, part_mask)
 
 
 @triton.jit

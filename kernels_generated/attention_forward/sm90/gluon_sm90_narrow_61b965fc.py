@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: one warpgroup of 64 queries each, fed by a producer warp
-# through TMA; persistent; two programs share a multiprocessor.
-# BLOCK_N=64, CONSUMERS=1, EPILOGUE=apart, KV_STAGES=4, MASKING=always, ORDER=groups,
-# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=40, PROGRAMS=2, Q_STAGES=2, TILES=dynamic
+# attention_forward / gluon_sm90_narrow: two warpgroups of 64 queries each, fed by a producer
+# warp through TMA; persistent, a tile's first product beside the last one's last.
+# BLOCK_N=128, CONSUMERS=2, EPILOGUE=overlapped, KV_STAGES=4, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2, TILES=dynamic
 import functools
 
 import torch
@@ -85,8 +85,8 @@ def next_tile(tile_ring, tile_ready, tile_free, number):
 def keys_of(column, S, T, CAUSAL: gl.constexpr):
     """Return a tile's first query and how many blocks of keys it sees, of which how many need a
     mask. There is one of both at least."""
-    BLOCK_M: gl.constexpr = 64
-    BLOCK_N: gl.constexpr = 64
+    BLOCK_M: gl.constexpr = 128
+    BLOCK_N: gl.constexpr = 128
     if CAUSAL:
         # the longest first; bottom-right aligned: the last query sees all keys
         off_m = (gl.cdiv(S, BLOCK_M) - 1 - column) * BLOCK_M
@@ -129,7 +129,7 @@ def produce(
     taken = 0
     tiles_taken = 0
     tile = take_tile(
-        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 64), heads, units
+        taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
     )
     while tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
@@ -137,7 +137,7 @@ def produce(
         kv_head = head // group
         for block in range(blocks):
             number = taken + block
-            off_n = (blocks - 1 - block) * 64  # from the last keys, which may need a mask
+            off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
             slot = number % 4
             parity = ((number // 4) & 1) ^ 1
             mbarrier.wait(k_free.index(slot), parity)
@@ -145,8 +145,8 @@ def produce(
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
-                for part in gl.static_range(1):
-                    q_slot = part + 1 * (tiles_taken % 2)
+                for part in gl.static_range(2):
+                    q_slot = part + 2 * (tiles_taken % 2)
                     mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
                     bar = q_ready.index(q_slot)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
@@ -157,7 +157,7 @@ def produce(
         taken += blocks
         tiles_taken += 1
         tile = take_tile(
-            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 64), heads, units
+            taken_ptr, tile_ring, tile_ready, tile_free, tiles_taken, gl.cdiv(S, 128), heads, units
         )
 
 
@@ -178,7 +178,7 @@ def soften(
     """Return the probabilities up to a factor, the maxima, the sums, and the factor of what was
     summed before; `scale` and `largest` are in units of log 2."""
     if MASKED:
-        keys = off_n + gl.arange(0, 64, gl.SliceLayout(0, layout))
+        keys = off_n + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if CAUSAL:
             last = off_m + (T - S) + gl.arange(0, 64, gl.SliceLayout(1, layout))
             seen = gl.expand_dims(keys, 0) <= gl.expand_dims(last, 1)
@@ -217,16 +217,17 @@ def take_keys(
     scale,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
+    FIRST: gl.constexpr,  # whether the keys are the first of the next tile
 ):
     """Take in the values of the block before and the keys of this one."""
     BLOCK_D: gl.constexpr = q.shape[1]
-    layout: gl.constexpr = tile_layout(64, 64, 4)
+    layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     k_slot = number % 4
     v_slot = (number - 1) % 4
-    k = k_ring.index(k_slot).reshape([64, BLOCK_D])
-    v = v_ring.index(v_slot).reshape([64, BLOCK_D])
-    nothing = gl.zeros([64, 64], gl.float32, layout)
+    k = k_ring.index(k_slot).reshape([128, BLOCK_D])
+    v = v_ring.index(v_slot).reshape([128, BLOCK_D])
+    nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 4) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 4) & 1)
@@ -238,8 +239,9 @@ def take_keys(
     )
     accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
     mbarrier.arrive(v_free.index(v_slot), count=1)
-    correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
-    accumulator = accumulator * gl.expand_dims(correction, 1)
+    if not FIRST:
+        correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
+        accumulator = accumulator * gl.expand_dims(correction, 1)
     p = gl.convert_layout(next_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
     return accumulator, p, largest, total
 
@@ -273,64 +275,99 @@ def consume(
     """Write o and lse of 64 queries of each tile."""
     LOG2E: gl.constexpr = 1.4426950408889634
     BLOCK_D: gl.constexpr = q_ring.shape[3]
-    layout: gl.constexpr = tile_layout(64, 64, 4)
+    layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
     o_tile = o_ring.index(PART)
     taken = 0
+    nothing = gl.zeros([64, 128], gl.float32, layout)
     tiles_taken = 0
+    side = 0  # tiles_taken % 2
     tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile >= 0:
+    if tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
         total = gl.zeros([64], gl.float32, row)
-        accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
-        nothing = gl.zeros([64, 64], gl.float32, layout)
-        q_slot = PART + 1 * (tiles_taken % 2)
+        q_slot = PART + 2 * (tiles_taken % 2)
         q = q_ring.index(q_slot).reshape([64, BLOCK_D])
         mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
         slot = taken % 4
         mbarrier.wait(k_ready.index(slot), (taken // 4) & 1)
-        k = k_ring.index(slot).reshape([64, BLOCK_D])
+        k = k_ring.index(slot).reshape([128, BLOCK_D])
         scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_free.index(slot), count=1)
-        off_n = (blocks - 1) * 64
+        off_n = (blocks - 1) * 128
         new_p, largest, total, correction = soften(
             *(scores, largest, total, off_n, off_m, S, T, scale * LOG2E),
             *(CAUSAL or HAS_TAIL, CAUSAL, layout),
         )
         p = gl.convert_layout(new_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
-        for block in range(1, blocks):
-            accumulator, p, largest, total = take_keys(
-                *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free),
-                *(taken + block, (blocks - 1 - block) * 64, off_m, S, T, scale * LOG2E),
-                *(CAUSAL, CAUSAL),
-            )
-        taken += blocks
-        mbarrier.arrive(q_free.index(q_slot), count=1)
-        slot = (taken - 1) % 4
-        mbarrier.wait(v_ready.index(slot), ((taken - 1) // 4) & 1)
-        v = v_ring.index(slot).reshape([64, BLOCK_D])
-        accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-        accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
-        mbarrier.arrive(v_free.index(slot), count=1)
-        # a query without keys gets zeros, and -inf for the logarithm of their sum
-        divisor = gl.where(total == 0.0, 1.0, total)
-        factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
-        o = accumulator * gl.expand_dims(factor, 1)
-        lse = (largest + gl.log2(total)) * 0.6931471805599453
-        rows = off_m + gl.arange(0, 64, row)
-        gl.store(lse_ptr + head.to(gl.int64) * S + rows, lse, mask=rows < S)
-        tma.store_wait(0)  # what was written before has left
-        o_tile.reshape([64, BLOCK_D]).store(o.to(q.dtype))
-        fence_async_shared()
-        tma_store(o_desc, [head, off_m, 0], o_tile)
-        tiles_taken += 1
-        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+        while tile >= 0:
+            q_slot = PART + 2 * (tiles_taken % 2)
+            q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+            accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
+            if CAUSAL:
+                for block in range(1, masked):
+                    accumulator, p, largest, total = take_keys(
+                        *(accumulator, p, largest, total, q, k_ring, v_ring),
+                        *(k_ready, k_free, v_ready, v_free),
+                        *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                        *(True, CAUSAL, False),
+                    )
+                # for ptxas 12.8, which would set what the next loop reads only if this one runs
+                q = q_ring.index(PART + 2 * side).reshape([64, BLOCK_D])
+            # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
+            p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
+            for block in range(masked, blocks):
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                    *(False, CAUSAL, False),
+                )
+            taken += blocks
+            mbarrier.arrive(q_free.index(q_slot), count=1)
+            o_head, o_off_m, o_largest, o_total = head, off_m, largest, total
+            tiles_taken += 1
+            side = 1 - side
+            tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+            if tile >= 0:
+                # the next tile's first product runs beside this one's last
+                head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
+                off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
+                off_m += PART * 64
+                largest = gl.full([64], float("-inf"), gl.float32, row)
+                total = gl.zeros([64], gl.float32, row)
+                q_slot = PART + 2 * (tiles_taken % 2)
+                q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+                mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken, (blocks - 1) * 128, off_m, S, T, scale * LOG2E),
+                    *(CAUSAL or HAS_TAIL, CAUSAL, True),
+                )
+            else:
+                slot = (taken - 1) % 4
+                mbarrier.wait(v_ready.index(slot), ((taken - 1) // 4) & 1)
+                v = v_ring.index(slot).reshape([128, BLOCK_D])
+                accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
+                accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
+                mbarrier.arrive(v_free.index(slot), count=1)
+            # a query without keys gets zeros, and -inf for the logarithm of their sum
+            divisor = gl.where(o_total == 0.0, 1.0, o_total)
+            factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
+            o = accumulator * gl.expand_dims(factor, 1)
+            lse = (o_largest + gl.log2(o_total)) * 0.6931471805599453
+            rows = o_off_m + gl.arange(0, 64, row)
+            gl.store(lse_ptr + o_head.to(gl.int64) * S + rows, lse, mask=rows < S)
+            tma.store_wait(0)  # what was written before has left
+            o_tile.reshape([64, BLOCK_D]).store(o.to(q.dtype))
+            fence_async_shared()
+            tma_store(o_desc, [o_head, o_off_m, 0], o_tile)
     tma.store_wait(0)
 
 
@@ -351,12 +388,12 @@ def attention_kernel(
     CAUSAL: gl.constexpr,
     HAS_TAIL: gl.constexpr,
 ):
-    """Write o and lse of 64 queries at a time."""
+    """Write o and lse of 128 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [2] + q_desc.block_type.shape
+    QUERIES: gl.constexpr = [4] + q_desc.block_type.shape
     KEYS: gl.constexpr = [4] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
-    o_ring = gl.allocate_shared_memory(dtype, [1] + o_desc.block_type.shape, o_desc.layout)
+    o_ring = gl.allocate_shared_memory(dtype, [2] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
     v_ring = gl.allocate_shared_memory(dtype, KEYS, v_desc.layout)
     TILE_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
@@ -366,26 +403,26 @@ def attention_kernel(
         mbarrier.init(tile_ready.index(slot), count=1)
     tile_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
-        mbarrier.init(tile_free.index(slot), count=1)
+        mbarrier.init(tile_free.index(slot), count=2)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    q_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    q_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(4):
         mbarrier.init(q_free.index(slot), count=1)
     k_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(4):
         mbarrier.init(k_ready.index(slot), count=1)
     k_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(4):
-        mbarrier.init(k_free.index(slot), count=1)
+        mbarrier.init(k_free.index(slot), count=2)
     v_ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(4):
         mbarrier.init(v_ready.index(slot), count=1)
     v_free = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(4):
-        mbarrier.init(v_free.index(slot), count=1)
+        mbarrier.init(v_free.index(slot), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -398,6 +435,14 @@ def attention_kernel(
                 ),
             ),
             (
+                consume,
+                (
+                    o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 1, CAUSAL, HAS_TAIL,
+                ),
+            ),
+            (
                 produce,
                 (
                     q_desc, k_desc, v_desc, taken_ptr, tile_ring, tile_ready, tile_free, q_ring,
@@ -406,8 +451,8 @@ def attention_kernel(
                 ),
             ),
         ],
-        [1],
-        [40],
+        [4, 1],
+        [240, 24],
     )
 
 
@@ -596,7 +641,7 @@ def attention_forward(
         q, scale = (-q, -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
     tensors = (q, k, v, o)
     # a descriptor's rows start at multiples of 16 bytes
-    if D > 128 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
+    if D > 64 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
         block_d = max(16, 1 << (D - 1).bit_length())
         shrink = max(1, block_d // 128)  # wider heads take smaller blocks of about the same bytes
         block_m, block_n = max(16, 64 // shrink), max(16, 32 // shrink)
@@ -612,19 +657,18 @@ def attention_forward(
             num_stages=2,
         )
         return
-    block_d = 64 if D <= 64 else 128
-    tiles = (S + 63) // 64 * B * H
-    units = 2 * compute_units(q.device)
+    block_d = 64
+    tiles = (S + 127) // 128 * B * H
+    units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)
     grid = (min(tiles, units),)
     attention_kernel[grid](
         describe(q, 64, block_d),
-        describe(k, 64, block_d),
-        describe(v, 64, block_d),
+        describe(k, 128, block_d),
+        describe(v, 128, block_d),
         describe(o, 64, block_d),
         *(lse, taken, B * H, H // KV, S, T, units, scale),
         CAUSAL=causal,
-        HAS_TAIL=T % 64 != 0,
+        HAS_TAIL=T % 128 != 0,
         num_warps=4,
-        maxnreg=128,
     )

@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: two warpgroups of 64 queries each, which take turns at the
-# tensor cores, fed by a producer warp through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=2, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
-# PERSISTENT=true, PINGPONG=true, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2, TILES=dynamic
+# attention_forward / gluon_sm90: two warpgroups of 64 queries each, fed by a producer warp
+# through TMA; persistent, a tile's first product beside the last one's last.
+# BLOCK_N=128, CONSUMERS=2, EPILOGUE=overlapped, KV_STAGES=2, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2, TILES=dynamic
 import functools
 
 import torch
@@ -209,17 +209,15 @@ def take_keys(
     k_free,
     v_ready,
     v_free,
-    turn,
-    taken,  # turns
     number,  # of this block of keys among those that the program takes
     off_n,
     off_m,
     S,
     T,
     scale,
-    PART: gl.constexpr,
     MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
+    FIRST: gl.constexpr,  # whether the keys are the first of the next tile
 ):
     """Take in the values of the block before and the keys of this one."""
     BLOCK_D: gl.constexpr = q.shape[1]
@@ -231,12 +229,9 @@ def take_keys(
     v = v_ring.index(v_slot).reshape([128, BLOCK_D])
     nothing = gl.zeros([64, 128], gl.float32, layout)
     mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
-    # while one warpgroup exponentiates, the other one multiplies
-    mbarrier.wait(turn.index(PART), (taken + 1 - PART) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-    mbarrier.arrive(turn.index(1 - PART), count=1)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
     next_p, largest, total, correction = soften(
@@ -244,8 +239,9 @@ def take_keys(
     )
     accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
     mbarrier.arrive(v_free.index(v_slot), count=1)
-    correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
-    accumulator = accumulator * gl.expand_dims(correction, 1)
+    if not FIRST:
+        correction = gl.convert_layout(correction, gl.SliceLayout(1, o_layout))
+        accumulator = accumulator * gl.expand_dims(correction, 1)
     p = gl.convert_layout(next_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
     return accumulator, p, largest, total
 
@@ -267,7 +263,6 @@ def consume(
     k_free,
     v_ready,
     v_free,
-    turn,
     heads,
     group,
     S,
@@ -285,17 +280,16 @@ def consume(
     row: gl.constexpr = gl.SliceLayout(1, layout)
     o_tile = o_ring.index(PART)
     taken = 0
-    turns = 0
+    nothing = gl.zeros([64, 128], gl.float32, layout)
     tiles_taken = 0
+    side = 0  # tiles_taken % 2
     tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
-    while tile >= 0:
+    if tile >= 0:
         head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
         off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
         off_m += PART * 64
         largest = gl.full([64], float("-inf"), gl.float32, row)
         total = gl.zeros([64], gl.float32, row)
-        accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
-        nothing = gl.zeros([64, 128], gl.float32, layout)
         q_slot = PART + 2 * (tiles_taken % 2)
         q = q_ring.index(q_slot).reshape([64, BLOCK_D])
         mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
@@ -311,45 +305,69 @@ def consume(
             *(CAUSAL or HAS_TAIL, CAUSAL, layout),
         )
         p = gl.convert_layout(new_p.to(q.dtype), gl.DotOperandLayout(0, o_layout, 2))
-        if CAUSAL:
-            for block in range(1, masked):
-                accumulator, p, largest, total = take_keys(
-                    *(accumulator, p, largest, total, q, k_ring, v_ring),
-                    *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
-                    *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                    *(PART, True, CAUSAL),
-                )
+        while tile >= 0:
+            q_slot = PART + 2 * (tiles_taken % 2)
+            q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+            accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
+            if CAUSAL:
+                for block in range(1, masked):
+                    accumulator, p, largest, total = take_keys(
+                        *(accumulator, p, largest, total, q, k_ring, v_ring),
+                        *(k_ready, k_free, v_ready, v_free),
+                        *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                        *(True, CAUSAL, False),
+                    )
+                # for ptxas 12.8, which would set what the next loop reads only if this one runs
+                q = q_ring.index(PART + 2 * side).reshape([64, BLOCK_D])
             # else ptxas mixes up halves of registers, and swaps them at each turn of a loop
             p = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p], q.dtype, True, 2)
-        for block in range(masked, blocks):
-            accumulator, p, largest, total = take_keys(
-                *(accumulator, p, largest, total, q, k_ring, v_ring),
-                *(k_ready, k_free, v_ready, v_free, turn, turns + block - 1),
-                *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
-                *(PART, False, CAUSAL),
-            )
-        turns += blocks - 1
-        taken += blocks
-        mbarrier.arrive(q_free.index(q_slot), count=1)
-        slot = (taken - 1) % 2
-        mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
-        v = v_ring.index(slot).reshape([128, BLOCK_D])
-        accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
-        accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
-        mbarrier.arrive(v_free.index(slot), count=1)
-        # a query without keys gets zeros, and -inf for the logarithm of their sum
-        divisor = gl.where(total == 0.0, 1.0, total)
-        factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
-        o = accumulator * gl.expand_dims(factor, 1)
-        lse = (largest + gl.log2(total)) * 0.6931471805599453
-        rows = off_m + gl.arange(0, 64, row)
-        gl.store(lse_ptr + head.to(gl.int64) * S + rows, lse, mask=rows < S)
-        tma.store_wait(0)  # what was written before has left
-        o_tile.reshape([64, BLOCK_D]).store(o.to(q.dtype))
-        fence_async_shared()
-        tma_store(o_desc, [head, off_m, 0], o_tile)
-        tiles_taken += 1
-        tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+            for block in range(masked, blocks):
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken + block, (blocks - 1 - block) * 128, off_m, S, T, scale * LOG2E),
+                    *(False, CAUSAL, False),
+                )
+            taken += blocks
+            mbarrier.arrive(q_free.index(q_slot), count=1)
+            o_head, o_off_m, o_largest, o_total = head, off_m, largest, total
+            tiles_taken += 1
+            side = 1 - side
+            tile = next_tile(tile_ring, tile_ready, tile_free, tiles_taken)
+            if tile >= 0:
+                # the next tile's first product runs beside this one's last
+                head, column = (tile >> 32).to(gl.int32), tile.to(gl.int32)
+                off_m, blocks, masked = keys_of(column, S, T, CAUSAL)
+                off_m += PART * 64
+                largest = gl.full([64], float("-inf"), gl.float32, row)
+                total = gl.zeros([64], gl.float32, row)
+                q_slot = PART + 2 * (tiles_taken % 2)
+                q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+                mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+                accumulator, p, largest, total = take_keys(
+                    *(accumulator, p, largest, total, q, k_ring, v_ring),
+                    *(k_ready, k_free, v_ready, v_free),
+                    *(taken, (blocks - 1) * 128, off_m, S, T, scale * LOG2E),
+                    *(CAUSAL or HAS_TAIL, CAUSAL, True),
+                )
+            else:
+                slot = (taken - 1) % 2
+                mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
+                v = v_ring.index(slot).reshape([128, BLOCK_D])
+                accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
+                accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
+                mbarrier.arrive(v_free.index(slot), count=1)
+            # a query without keys gets zeros, and -inf for the logarithm of their sum
+            divisor = gl.where(o_total == 0.0, 1.0, o_total)
+            factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, o_layout))
+            o = accumulator * gl.expand_dims(factor, 1)
+            lse = (o_largest + gl.log2(o_total)) * 0.6931471805599453
+            rows = o_off_m + gl.arange(0, 64, row)
+            gl.store(lse_ptr + o_head.to(gl.int64) * S + rows, lse, mask=rows < S)
+            tma.store_wait(0)  # what was written before has left
+            o_tile.reshape([64, BLOCK_D]).store(o.to(q.dtype))
+            fence_async_shared()
+            tma_store(o_desc, [o_head, o_off_m, 0], o_tile)
     tma.store_wait(0)
 
 
@@ -405,9 +423,6 @@ def attention_kernel(
     v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
         mbarrier.init(v_free.index(slot), count=2)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(turn.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -415,16 +430,16 @@ def attention_kernel(
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 0, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 0, CAUSAL, HAS_TAIL,
                 ),
             ),
             (
                 consume,
                 (
                     o_desc, lse_ptr, tile_ring, tile_ready, tile_free, q_ring, k_ring, v_ring,
-                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, turn, heads,
-                    group, S, T, scale, 1, CAUSAL, HAS_TAIL,
+                    o_ring, q_ready, q_free, k_ready, k_free, v_ready, v_free, heads, group, S,
+                    T, scale, 1, CAUSAL, HAS_TAIL,
                 ),
             ),
             (

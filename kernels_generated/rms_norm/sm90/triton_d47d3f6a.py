@@ -1,7 +1,6 @@
-# rms_norm / triton: 16 rows at a time, 1024 columns in registers, columns beyond them read
-# twice.
-# BACKWARD=false, BLOCK_N=1024, NUM_STAGES=1, NUM_WARPS=32, PROGRAMS_PER_UNIT=0, RESIDENT=1024,
-# ROWS=16, STREAMING=true
+# rms_norm / triton: 2 rows at a time, 1024 columns in registers, columns beyond them read twice.
+# BACKWARD=true, BLOCK_N=1024, NUM_STAGES=3, NUM_WARPS=1, PROGRAMS_PER_UNIT=0, RESIDENT=1024,
+# ROWS=2, STREAMING=true
 import torch
 import triton
 import triton.language as tl
@@ -20,8 +19,8 @@ def rms_norm_rows(
     RESIDENT: tl.constexpr,
     HAS_TAIL: tl.constexpr,
 ):
-    """Write 16 rows of y; columns beyond RESIDENT are its tail."""
-    ROWS: tl.constexpr = 16
+    """Write 2 rows of y; columns beyond RESIDENT are its tail."""
+    ROWS: tl.constexpr = 2
     rows = block * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     x_rows = x_ptr + rows.to(tl.int64) * N
     y_rows = y_ptr + rows.to(tl.int64) * N
@@ -29,7 +28,7 @@ def rms_norm_rows(
         BLOCK_N: tl.constexpr = 1024
         chunk = RESIDENT + tl.arange(0, BLOCK_N)[None, :]
         squares = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
+        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=3):
             part = tl.load(
                 x_rows + start + chunk,
                 mask=(rows < M) & (chunk < N - start),
@@ -56,7 +55,10 @@ def rms_norm_rows(
     tl.store(y_rows + columns, y, mask=mask, eviction_policy="evict_first")
 
     if HAS_TAIL:
-        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
+        # what was read last is most likely still in a cache
+        first = (N - RESIDENT - 1) // BLOCK_N * BLOCK_N
+        for done in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=3):
+            start = first - done
             part_mask = (rows < M) & (chunk < N - start)
             weight_part = tl.load(weight_ptr + start + chunk, mask=chunk < N - start)
             part = tl.load(x_rows + start + chunk, mask=part_mask, eviction_policy="evict_first")
@@ -94,10 +96,10 @@ def rms_norm(
     if M == 0 or N == 0:
         return
     resident = min(1 << (N - 1).bit_length(), 1024)
-    grid = ((M + 15) // 16,)
+    grid = ((M + 1) // 2,)
     rms_norm_kernel[grid](
         *(x, weight, y, rstd, M, N, eps),
         RESIDENT=resident,
         HAS_TAIL=N > resident,
-        num_warps=32,
+        num_warps=1,
     )

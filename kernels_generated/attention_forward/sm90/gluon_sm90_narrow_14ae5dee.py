@@ -1,7 +1,7 @@
-# attention_forward / gluon_sm90: three warpgroups of 64 queries each, fed by a producer warp
-# through TMA; persistent.
-# BLOCK_N=128, CONSUMERS=3, EPILOGUE=apart, KV_STAGES=2, MASKING=split, ORDER=groups,
-# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=1, TILES=dynamic
+# attention_forward / gluon_sm90_narrow: three warpgroups of 64 queries each, fed by a producer
+# warp through TMA; persistent.
+# BLOCK_N=128, CONSUMERS=3, EPILOGUE=apart, KV_STAGES=3, MASKING=split, ORDER=groups,
+# PERSISTENT=true, PINGPONG=false, PRODUCER_REGISTERS=24, PROGRAMS=1, Q_STAGES=2, TILES=dynamic
 import functools
 
 import torch
@@ -138,18 +138,19 @@ def produce(
         for block in range(blocks):
             number = taken + block
             off_n = (blocks - 1 - block) * 128  # from the last keys, which may need a mask
-            slot = number % 2
-            parity = ((number // 2) & 1) ^ 1
+            slot = number % 3
+            parity = ((number // 3) & 1) ^ 1
             mbarrier.wait(k_free.index(slot), parity)
             mbarrier.expect(k_ready.index(slot), k_desc.block_type.nbytes)
             tma_load(k_desc, [kv_head, off_n, 0], k_ready.index(slot), k_ring.index(slot))
             if block == 0:
                 # the first keys come while the tile before still needs its queries
                 for part in gl.static_range(3):
-                    mbarrier.wait(q_free.index(part), (tiles_taken & 1) ^ 1)
-                    bar = q_ready.index(part)
+                    q_slot = part + 3 * (tiles_taken % 2)
+                    mbarrier.wait(q_free.index(q_slot), ((tiles_taken // 2) & 1) ^ 1)
+                    bar = q_ready.index(q_slot)
                     mbarrier.expect(bar, q_desc.block_type.nbytes)
-                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(part))
+                    tma_load(q_desc, [head, off_m + part * 64, 0], bar, q_ring.index(q_slot))
             mbarrier.wait(v_free.index(slot), parity)
             mbarrier.expect(v_ready.index(slot), v_desc.block_type.nbytes)
             tma_load(v_desc, [kv_head, off_n, 0], v_ready.index(slot), v_ring.index(slot))
@@ -221,14 +222,14 @@ def take_keys(
     BLOCK_D: gl.constexpr = q.shape[1]
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
-    k_slot = number % 2
-    v_slot = (number - 1) % 2
+    k_slot = number % 3
+    v_slot = (number - 1) % 3
     k = k_ring.index(k_slot).reshape([128, BLOCK_D])
     v = v_ring.index(v_slot).reshape([128, BLOCK_D])
     nothing = gl.zeros([64, 128], gl.float32, layout)
-    mbarrier.wait(k_ready.index(k_slot), (number // 2) & 1)
+    mbarrier.wait(k_ready.index(k_slot), (number // 3) & 1)
     scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 2) & 1)
+    mbarrier.wait(v_ready.index(v_slot), ((number - 1) // 3) & 1)
     accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k_slot), count=1)
@@ -275,7 +276,6 @@ def consume(
     layout: gl.constexpr = tile_layout(64, 128, 4)
     o_layout: gl.constexpr = tile_layout(64, BLOCK_D, 4)
     row: gl.constexpr = gl.SliceLayout(1, layout)
-    q = q_ring.index(PART).reshape([64, BLOCK_D])
     o_tile = o_ring.index(PART)
     taken = 0
     tiles_taken = 0
@@ -288,9 +288,11 @@ def consume(
         total = gl.zeros([64], gl.float32, row)
         accumulator = gl.zeros([64, BLOCK_D], gl.float32, o_layout)
         nothing = gl.zeros([64, 128], gl.float32, layout)
-        mbarrier.wait(q_ready.index(PART), tiles_taken & 1)
-        slot = taken % 2
-        mbarrier.wait(k_ready.index(slot), (taken // 2) & 1)
+        q_slot = PART + 3 * (tiles_taken % 2)
+        q = q_ring.index(q_slot).reshape([64, BLOCK_D])
+        mbarrier.wait(q_ready.index(q_slot), (tiles_taken // 2) & 1)
+        slot = taken % 3
+        mbarrier.wait(k_ready.index(slot), (taken // 3) & 1)
         k = k_ring.index(slot).reshape([128, BLOCK_D])
         scores = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -319,9 +321,9 @@ def consume(
                 *(False, CAUSAL),
             )
         taken += blocks
-        mbarrier.arrive(q_free.index(PART), count=1)
-        slot = (taken - 1) % 2
-        mbarrier.wait(v_ready.index(slot), ((taken - 1) // 2) & 1)
+        mbarrier.arrive(q_free.index(q_slot), count=1)
+        slot = (taken - 1) % 3
+        mbarrier.wait(v_ready.index(slot), ((taken - 1) // 3) & 1)
         v = v_ring.index(slot).reshape([128, BLOCK_D])
         accumulator = warpgroup_mma(p, v, accumulator, is_async=True)
         accumulator, p = warpgroup_mma_wait(0, deps=(accumulator, p))
@@ -361,8 +363,8 @@ def attention_kernel(
 ):
     """Write o and lse of 192 queries at a time."""
     dtype: gl.constexpr = q_desc.dtype
-    QUERIES: gl.constexpr = [3] + q_desc.block_type.shape
-    KEYS: gl.constexpr = [2] + k_desc.block_type.shape
+    QUERIES: gl.constexpr = [6] + q_desc.block_type.shape
+    KEYS: gl.constexpr = [3] + k_desc.block_type.shape
     q_ring = gl.allocate_shared_memory(dtype, QUERIES, q_desc.layout)
     o_ring = gl.allocate_shared_memory(dtype, [3] + o_desc.block_type.shape, o_desc.layout)
     k_ring = gl.allocate_shared_memory(dtype, KEYS, k_desc.layout)
@@ -376,23 +378,23 @@ def attention_kernel(
     for slot in gl.static_range(2):
         mbarrier.init(tile_free.index(slot), count=3)
 
-    q_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_ready = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(6):
         mbarrier.init(q_ready.index(slot), count=1)
-    q_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(3):
+    q_free = gl.allocate_shared_memory(gl.int64, [6, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(6):
         mbarrier.init(q_free.index(slot), count=1)
-    k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    k_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(k_ready.index(slot), count=1)
-    k_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    k_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(k_free.index(slot), count=3)
-    v_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    v_ready = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(v_ready.index(slot), count=1)
-    v_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+    v_free = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(3):
         mbarrier.init(v_free.index(slot), count=3)
     fence_async_shared()
     gl.warp_specialize(
@@ -620,7 +622,7 @@ def attention_forward(
         q, scale = (-q, -scale) if scale < 0.0 else (torch.zeros_like(q), 1.0)
     tensors = (q, k, v, o)
     # a descriptor's rows start at multiples of 16 bytes
-    if D > 128 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
+    if D > 64 or D % 8 or any(tensor.data_ptr() % 16 for tensor in tensors):
         block_d = max(16, 1 << (D - 1).bit_length())
         shrink = max(1, block_d // 128)  # wider heads take smaller blocks of about the same bytes
         block_m, block_n = max(16, 64 // shrink), max(16, 32 // shrink)
@@ -636,7 +638,7 @@ def attention_forward(
             num_stages=2,
         )
         return
-    block_d = 64 if D <= 64 else 128
+    block_d = 64
     tiles = (S + 191) // 192 * B * H
     units = compute_units(q.device)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device)

@@ -1,6 +1,6 @@
 # rms_norm / triton: 1 row at a time, 32768 columns in registers, columns beyond them read twice.
-# BACKWARD=true, BLOCK_N=8192, NUM_STAGES=1, NUM_WARPS=16, PROGRAMS_PER_UNIT=0, RESIDENT=32768,
-# ROWS=1, STREAMING=true
+# BACKWARD=false, BLOCK_N=1024, NUM_STAGES=1, NUM_WARPS=16, PROGRAMS_PER_UNIT=0, RESIDENT=32768,
+# ROWS=1, STREAMING=false
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ def rms_norm_rows(
     x_rows = x_ptr + rows.to(tl.int64) * N
     y_rows = y_ptr + rows.to(tl.int64) * N
     if HAS_TAIL:
-        BLOCK_N: tl.constexpr = 8192
+        BLOCK_N: tl.constexpr = 1024
         chunk = RESIDENT + tl.arange(0, BLOCK_N)[None, :]
         squares = tl.zeros([ROWS, BLOCK_N], tl.float32)
         for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
@@ -33,7 +33,6 @@ def rms_norm_rows(
                 x_rows + start + chunk,
                 mask=(rows < M) & (chunk < N - start),
                 other=0.0,
-                eviction_policy="evict_last",
             ).to(tl.float32)  # [ROWS, BLOCK_N]
             squares += part * part
 
@@ -44,7 +43,6 @@ def rms_norm_rows(
         x_rows + columns,
         mask=mask,
         other=0.0,
-        eviction_policy="evict_first",
     ).to(tl.float32)  # [ROWS, RESIDENT]
     total = tl.sum(x * x, axis=1, keep_dims=True)  # [ROWS, 1]
     if HAS_TAIL:
@@ -52,19 +50,16 @@ def rms_norm_rows(
     rstd = 1.0 / tl.sqrt(total / N + eps)
     tl.store(rstd_ptr + rows, rstd, mask=rows < M)
     y = (x * rstd * weight.to(tl.float32)).to(y_ptr.dtype.element_ty)
-    tl.store(y_rows + columns, y, mask=mask, eviction_policy="evict_first")
+    tl.store(y_rows + columns, y, mask=mask)
 
     if HAS_TAIL:
-        # what was read last is most likely still in a cache
-        first = (N - RESIDENT - 1) // BLOCK_N * BLOCK_N
-        for done in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
-            start = first - done
+        for start in tl.range(0, N - RESIDENT, BLOCK_N, num_stages=1):
             part_mask = (rows < M) & (chunk < N - start)
             weight_part = tl.load(weight_ptr + start + chunk, mask=chunk < N - start)
-            part = tl.load(x_rows + start + chunk, mask=part_mask, eviction_policy="evict_first")
+            part = tl.load(x_rows + start + chunk, mask=part_mask)
             part = part.to(tl.float32) * rstd * weight_part.to(tl.float32)
             part = part.to(y_ptr.dtype.element_ty)
-            tl.store(y_rows + start + chunk, part, mask=part_mask, eviction_policy="evict_first")
+            tl.store(y_rows + start + chunk, part, mask=part_mask)
 
 
 @triton.jit

@@ -1,0 +1,331 @@
+# matmul / gluon_sm90: c = activation(a b + bias) through a ring of 3 stages filled by TMA, with
+# one producer warp and one group of consumers, persistent.
+# BLOCK_K=64, BLOCK_M=128, BLOCK_N=256, CONSUMERS=1, GROUP_M=8, IN_FLIGHT=1, NUM_WARPS=8,
+# SCHEDULE=warp_specialized, STAGES=3, SWIZZLE=128
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+STRIDED = ("b",)  # inputs that may have any strides
+
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.constexpr_function
+def accumulator_layout(BLOCK_N, num_warps):
+    """Return the layout of a float32 accumulator whose rows are divided among the warps."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, min(BLOCK_N, 256), 16]
+    )
+
+
+@gluon.jit
+def next_slot(slot, phase, STAGES: gl.constexpr):
+    """Return the ring's next slot and the parity that its barriers will have there."""
+    wraps = slot + 1 == STAGES
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def grouped_tile(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    # 8 rows of tiles are walked column by column: programs that run at the same time
+    # share their blocks of a and b in L2
+    GROUP_M: gl.constexpr = 8
+    tiles_in_group = GROUP_M * gl.cdiv(N, BLOCK_N)
+    first = tile // tiles_in_group * GROUP_M
+    rows = gl.minimum(gl.cdiv(M, BLOCK_M) - first, GROUP_M)
+    place = tile % tiles_in_group
+    return (first + place % rows) * BLOCK_M, place // rows * BLOCK_N
+
+
+@gluon.jit
+def finish(accumulator, bias_ptr, off_n, N, ACTIVATION: gl.constexpr, layout: gl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        columns = off_n + gl.arange(0, accumulator.shape[1], gl.SliceLayout(0, layout))
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)
+        accumulator += gl.expand_dims(bias, 0)
+    if ACTIVATION == "relu":
+        accumulator = gl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + gl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + gl.exp(-accumulator))
+    return accumulator
+
+
+@gluon.jit
+def load_stage(
+    a_desc,
+    b_desc,
+    a_ring,
+    b_ring,
+    ready,
+    slot,
+    off_m,
+    off_n,
+    off_k,
+    wanted,
+    TRANSPOSED: gl.constexpr,
+):
+    """Start the copies of one stage; the barrier `ready[slot]` completes with them."""
+    STAGE_BYTES: gl.constexpr = 49152
+    bar = ready.index(slot)
+    mbarrier.expect(bar, STAGE_BYTES, pred=wanted)
+    tma_load(a_desc, [off_m, off_k], bar, a_ring.index(slot), pred=wanted)
+    if TRANSPOSED:
+        tma_load(b_desc, [off_n, off_k], bar, b_ring.index(slot), pred=wanted)
+    else:
+        tma_load(b_desc, [off_k, off_n], bar, b_ring.index(slot), pred=wanted)
+
+
+@gluon.jit
+def produce(
+    a_desc, b_desc, a_ring, b_ring, ready, free, M, N, K, TRANSPOSED: gl.constexpr
+):
+    """Keep the ring full: one warp that does nothing else."""
+    tiles = gl.cdiv(M, 128) * gl.cdiv(N, 256)
+    slot = 0
+    phase = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        off_m, off_n = grouped_tile(tile, M, N, 128, 256)
+        for off_k in range(0, K, 64):
+            mbarrier.wait(free.index(slot), phase ^ 1)
+            load_stage(
+                *(a_desc, b_desc, a_ring, b_ring, ready, slot),
+                *(off_m, off_n, off_k, True, TRANSPOSED),
+            )
+            slot, phase = next_slot(slot, phase, 3)
+
+
+@gluon.jit
+def consume(
+    bias_ptr,
+    ACTIVATION: gl.constexpr,
+    c_desc,
+    a_ring,
+    b_ring,
+    c_tile,
+    ready,
+    free,
+    M,
+    N,
+    K,
+    TRANSPOSED: gl.constexpr,
+):
+    """Multiply what the ring holds and store the tiles."""
+    layout: gl.constexpr = accumulator_layout(256, 8)
+    tiles = gl.cdiv(M, 128) * gl.cdiv(N, 256)
+    slot = 0
+    phase = 0
+    previous = 0
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        off_m, off_n = grouped_tile(tile, M, N, 128, 256)
+        accumulator = gl.zeros([128, 256], gl.float32, layout)
+        for off_k in range(0, K, 64):
+            mbarrier.wait(ready.index(slot), phase)
+            b = b_ring.index(slot)
+            if TRANSPOSED:
+                b = b.permute((1, 0))  # [BLOCK_K, BLOCK_N]
+            a = a_ring.index(slot)
+            accumulator = warpgroup_mma(a, b, accumulator, is_async=True)
+            accumulator = warpgroup_mma_wait(1, deps=(accumulator,))
+            # one product stays in flight: the stage of the one before is free now
+            mbarrier.arrive(free.index(previous), count=1, pred=off_k > 0)
+            previous = slot
+            slot, phase = next_slot(slot, phase, 3)
+        accumulator = warpgroup_mma_wait(0, deps=(accumulator,))
+        mbarrier.arrive(free.index(previous), count=1)
+        c = finish(accumulator, bias_ptr, off_n, N, ACTIVATION, layout).to(c_desc.dtype)
+        tma.store_wait(0)  # the tile before has left c_tile
+        c_tile.store(c)
+        fence_async_shared()
+        tma_store(c_desc, [off_m, off_n], c_tile)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def matmul_kernel(
+    a_desc,  # [M, K]
+    b_desc,  # [N, K] if TRANSPOSED else [K, N]
+    bias_ptr,  # [N], or None
+    c_desc,  # [M, N]
+    M,
+    N,
+    K,
+    TRANSPOSED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
+    STAGES: gl.constexpr = 3
+    A_SHAPE: gl.constexpr = [STAGES] + a_desc.block_type.shape
+    B_SHAPE: gl.constexpr = [STAGES] + b_desc.block_type.shape
+    a_ring = gl.allocate_shared_memory(a_desc.dtype, A_SHAPE, a_desc.layout)
+    b_ring = gl.allocate_shared_memory(b_desc.dtype, B_SHAPE, b_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(ready.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=1)
+    fence_async_shared()
+    c_tile = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (
+                    bias_ptr,
+                    ACTIVATION,
+                    c_desc,
+                    a_ring,
+                    b_ring,
+                    c_tile,
+                    ready,
+                    free,
+                    M,
+                    N,
+                    K,
+                    TRANSPOSED,
+                ),
+            ),
+            (produce, (a_desc, b_desc, a_ring, b_ring, ready, free, M, N, K, TRANSPOSED)),
+        ],
+        [1],
+        [24],
+    )
+
+
+@triton.jit
+def finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION: tl.constexpr):
+    """Return the activation of accumulator + bias."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        accumulator += bias.to(tl.float32)
+    if ACTIVATION == "relu":
+        accumulator = tl.where(accumulator < 0.0, 0.0, accumulator)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
+    elif ACTIVATION == "silu":
+        accumulator = accumulator / (1.0 + tl.exp(-accumulator))
+    return accumulator
+
+
+@triton.jit
+def unaligned_matmul_kernel(
+    a_ptr,  # [M, K]
+    b_ptr,  # [K, N]
+    bias_ptr,  # [N], or None
+    c_ptr,  # [M, N]
+    M,
+    N,
+    K,
+    stride_bk,
+    stride_bn,
+    EVEN_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    BLOCK_M: tl.constexpr = 64
+    BLOCK_N: tl.constexpr = 64
+    BLOCK_K: tl.constexpr = 32
+    off_m = tl.program_id(0) // tl.cdiv(N, BLOCK_N) * BLOCK_M
+    off_n = tl.program_id(0) % tl.cdiv(N, BLOCK_N) * BLOCK_N
+    rows = off_m + tl.arange(0, BLOCK_M)
+    columns = off_n + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    row_mask = rows < M
+    column_mask = columns < N
+    # 64-bit: an offset into a large matrix does not fit 32 bits
+    a_ptrs = a_ptr + rows.to(tl.int64)[:, None] * K + depth[None, :]  # [BLOCK_M, BLOCK_K]
+    b_ptrs = b_ptr + (  # [BLOCK_K, BLOCK_N]
+        depth.to(tl.int64)[:, None] * stride_bk + columns.to(tl.int64)[None, :] * stride_bn
+    )
+    accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if EVEN_K:
+            a = tl.load(a_ptrs, mask=row_mask[:, None], other=0.0)
+            b = tl.load(b_ptrs, mask=column_mask[None, :], other=0.0)
+        else:
+            depth_mask = depth < K - start
+            a = tl.load(a_ptrs, mask=row_mask[:, None] & depth_mask[None, :], other=0.0)
+            b = tl.load(b_ptrs, mask=depth_mask[:, None] & column_mask[None, :], other=0.0)
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
+        a_ptrs += BLOCK_K
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :]  # [BLOCK_M, BLOCK_N]
+    c = finish_unaligned(accumulator, bias_ptr, columns, N, ACTIVATION).to(c_ptr.dtype.element_ty)
+    tl.store(c_ptrs, c, mask=row_mask[:, None] & column_mask[None, :])
+
+
+RING_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+C_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@functools.cache
+def compute_units(device: torch.device) -> int:
+    """Return the number of multiprocessors, over which a persistent grid is spread."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["multiprocessor_count"]
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    transposed_b: bool = False,
+    allow_tf32: bool = False,
+) -> None:
+    """Write the activation of a b + bias to c [M, N]; a is [M, K], and bias [N].
+
+    b is [K, N], or [N, K] if transposed_b, with any strides.
+    All products are exact, whether or not allow_tf32.
+    """
+    M, K = a.shape
+    N = c.shape[1]
+    if M == 0 or N == 0:
+        return
+    if transposed_b:
+        b = b.T
+    transposed = b.stride(0) == 1
+    rows_of_b = b.T if transposed else b
+    # a descriptor's rows are contiguous and start at multiples of 16 bytes
+    row_bytes = K | N | rows_of_b.stride(0)
+    aligned = (row_bytes * a.element_size() | a.data_ptr() | b.data_ptr() | c.data_ptr()) % 16 == 0
+    if K == 0 or not aligned or rows_of_b.stride(1) != 1:
+        grid = (((M + 63) // 64) * ((N + 63) // 64),)
+        unaligned_matmul_kernel[grid](
+            *(a, b, bias, c, M, N, K, b.stride(0), b.stride(1)),
+            EVEN_K=K % 32 == 0,
+            ACTIVATION=activation,
+            num_stages=2,
+        )
+        return
+    block_b = [256, 64] if transposed else [64, 256]
+    tiles = ((M + 127) // 128) * ((N + 255) // 256)
+    grid = (min(tiles, compute_units(a.device)),)
+    matmul_kernel[grid](
+        TensorDescriptor.from_tensor(a, [128, 64], RING_LAYOUT),
+        TensorDescriptor.from_tensor(rows_of_b, block_b, RING_LAYOUT),
+        bias,
+        TensorDescriptor.from_tensor(c, [128, 256], C_LAYOUT),
+        *(M, N, K),
+        TRANSPOSED=transposed,
+        ACTIVATION=activation,
+        num_warps=8,
+    )

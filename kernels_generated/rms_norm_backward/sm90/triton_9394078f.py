@@ -1,0 +1,185 @@
+# rms_norm_backward / triton: persistent programs write 2 rows of dx at a time and sum dweight in
+# registers; rows beyond 4096 columns go column by column.
+# NUM_STAGES=3, NUM_WARPS=8, PROGRAMS_PER_UNIT=2, RESIDENT=4096, ROWS=2, STREAMING=true
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows_kernel(
+    x_ptr,  # [M, N]
+    weight_ptr,  # [N]
+    rstd_ptr,  # [M]
+    dy_ptr,  # [M, N]
+    dx_ptr,  # [M, N]
+    partial_ptr,  # [programs, N]
+    M,
+    N,
+    COLUMNS: tl.constexpr,
+):
+    ROWS: tl.constexpr = 2
+    columns = tl.arange(0, COLUMNS)[None, :]
+    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0)
+    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
+    blocks = tl.cdiv(M, ROWS)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=3):
+        rows = block * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+        offsets = rows.to(tl.int64) * N + columns  # [ROWS, COLUMNS]
+        mask = (rows < M) & (columns < N)
+        x = tl.load(
+            x_ptr + offsets,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(tl.float32)
+        dy = tl.load(
+            dy_ptr + offsets,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(tl.float32)
+        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
+        x_hat = x * rstd
+        weighted = dy * weight.to(tl.float32)
+        dot = tl.sum(x_hat * weighted, axis=1, keep_dims=True) / N  # [ROWS, 1]
+        dx = ((weighted - x_hat * dot) * rstd).to(dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + offsets, dx, mask=mask, eviction_policy="evict_first")
+        dweight += dy * x_hat
+    total = tl.sum(dweight, axis=0, keep_dims=True)  # [1, COLUMNS]
+    partial_row = partial_ptr + tl.program_id(0).to(tl.int64) * N
+    tl.store(partial_row + columns, total, mask=columns < N)
+
+
+@triton.jit
+def dot_rows_kernel(
+    x_ptr,  # [M, N]
+    weight_ptr,  # [N]
+    rstd_ptr,  # [M]
+    dy_ptr,  # [M, N]
+    dot_ptr,  # [M]
+    M,
+    N,
+):
+    """Write the mean of x_hat * weight * dy over each row, x_hat being x * rstd."""
+    ROWS: tl.constexpr = 1
+    BLOCK_N: tl.constexpr = 4096
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    x_rows = x_ptr + rows.to(tl.int64) * N
+    dy_rows = dy_ptr + rows.to(tl.int64) * N
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    products = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for start in tl.range(0, N, BLOCK_N, num_stages=2):
+        column_mask = columns < N - start
+        mask = (rows < M) & column_mask
+        x = tl.load(x_rows + start + columns, mask=mask, other=0.0)  # [ROWS, BLOCK_N]
+        dy = tl.load(dy_rows + start + columns, mask=mask, other=0.0)
+        weight = tl.load(weight_ptr + start + columns, mask=column_mask, other=0.0)
+        products += x.to(tl.float32) * dy.to(tl.float32) * weight.to(tl.float32)
+    rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
+    dot = tl.sum(products, axis=1, keep_dims=True) * rstd / N
+    tl.store(dot_ptr + rows, dot, mask=rows < M)
+
+
+@triton.jit
+def columns_kernel(
+    x_ptr,  # [M, N]
+    weight_ptr,  # [N]
+    rstd_ptr,  # [M]
+    dy_ptr,  # [M, N]
+    dot_ptr,  # [M]
+    dx_ptr,  # [M, N]
+    partial_ptr,  # [programs, N]
+    M,
+    N,
+    part_m,
+):
+    """Write dx and the sums of dweight over `part_m` rows of a block of columns."""
+    BLOCK_M: tl.constexpr = 16
+    BLOCK_N: tl.constexpr = 128
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    part = tl.program_id(1)
+    begin = part * part_m
+    end = tl.minimum(begin + part_m, M)
+    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    dweight = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(begin, end, BLOCK_M, num_stages=2):
+        rows = start + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+        offsets = rows.to(tl.int64) * N + columns  # [BLOCK_M, BLOCK_N]
+        mask = (rows < end) & (columns < N)
+        rstd = tl.load(rstd_ptr + rows, mask=rows < end, other=0.0)
+        dot = tl.load(dot_ptr + rows, mask=rows < end, other=0.0)
+        x_hat = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32) * rstd
+        dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        dx = (dy * weight - x_hat * dot) * rstd
+        tl.store(dx_ptr + offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        dweight += dy * x_hat
+    total = tl.sum(dweight, axis=0, keep_dims=True)  # [1, BLOCK_N]
+    tl.store(partial_ptr + part.to(tl.int64) * N + columns, total, mask=columns < N)
+
+
+@triton.jit
+def add_partials_kernel(
+    partial_ptr,  # [parts, N]
+    dweight_ptr,  # [N]
+    parts,
+    N,
+):
+    BLOCK_M: tl.constexpr = 32
+    BLOCK_N: tl.constexpr = 64
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, parts, BLOCK_M):
+        rows = start + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+        mask = (rows < parts) & (columns < N)
+        total += tl.load(partial_ptr + rows.to(tl.int64) * N + columns, mask=mask, other=0.0)
+    dweight = tl.sum(total, axis=0, keep_dims=True).to(dweight_ptr.dtype.element_ty)
+    tl.store(dweight_ptr + columns, dweight, mask=columns < N)
+
+
+@functools.cache
+def compute_units(device: torch.device) -> int:
+    """Return the number of multiprocessors, over which a persistent grid is spread."""
+    if device.type == "cpu":  # Triton's interpreter
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return properties["multiprocessor_count"]
+
+
+def rms_norm_backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    dy: torch.Tensor,
+    dx: torch.Tensor,
+    dweight: torch.Tensor,
+) -> None:
+    """Write the gradients of x [M, N] and weight [N] from rstd [M] and dy [M, N]."""
+    M, N = x.shape
+    if N == 0:
+        return
+    if M == 0:
+        dweight.zero_()
+        return
+    programs = 2 * compute_units(x.device)
+    if N <= 4096:
+        programs = min(programs, (M + 1) // 2)
+        partial = torch.empty((programs, N), dtype=torch.float32, device=x.device)
+        rows_kernel[(programs,)](
+            *(x, weight, rstd, dy, dx, partial, M, N),
+            COLUMNS=1 << (N - 1).bit_length(),
+            num_warps=8,
+        )
+    else:
+        dot = torch.empty_like(rstd)
+        dot_rows_kernel[(M,)](x, weight, rstd, dy, dot, M, N, num_warps=8)
+        # parts of 16 rows and more, as many as keep every multiprocessor busy
+        tiles = (N + 127) // 128
+        parts = (8 * programs + tiles - 1) // tiles
+        part_m = (M + 16 * parts - 1) // (16 * parts) * 16
+        programs = (M + part_m - 1) // part_m
+        partial = torch.empty((programs, N), dtype=torch.float32, device=x.device)
+        columns_kernel[(tiles, programs)](x, weight, rstd, dy, dot, dx, partial, M, N, part_m)
+    add_partials_kernel[((N + 63) // 64,)](partial, dweight, programs, N)
