@@ -81,7 +81,7 @@ class Subject:
         """Return the workload's inputs, in the order in which they are passed."""
         problem = load_problem(self.folder / "problem.py")
         made = make_inputs(self.signature, problem, self.case)
-        return {spec.name: made[spec.name] for spec in self.signature.inputs}
+        return {spec.name: made[spec.name] for spec in self.signature.inputs if spec.name in made}
 
     def calls(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
         """Return the ways to call the kernel by contender; each allocates its outputs."""
