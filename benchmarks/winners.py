@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tuner.package.reading import package_winners
 from tuner.records import Candidate, DeviceInfo, Value, Winner, Workload, format_value
 from tuner.session import Subject
-from tuner.space.combinations import Codes, TemplateSet
+from tuner.space.combinations import TemplateSet
 from tuner.store import open_stores
 
 
@@ -50,6 +48,10 @@ def frozen_winners(package: Path, subject: Subject, info: DeviceInfo) -> list[Ca
         and winner.device.arch == info.arch
         and winner.candidate in subject.feasible
     ]
+
+
+MOST_CHANGES = 5
+"""Parameters that may change with one that cannot change alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,8 @@ def changes(part: TemplateSet, winner: Candidate) -> list[Change]:
         for name, choices in parameters
         if any(isinstance(choice, str | bool) for choice in choices)
     ]
-    codes = None if part.keys is None else part.codes(part.keys)
     found = [
-        _change(part, codes, (winner, name, choice))
+        _change(part, winner, name, choice)
         for name, choices in parameters
         for choice in choices
         if choice != values[name]
@@ -101,29 +102,45 @@ def changes(part: TemplateSet, winner: Candidate) -> list[Change]:
     return sorted(found, key=lambda change: change.parameter not in structural)
 
 
-def _change(
-    part: TemplateSet, codes: Codes | None, wanted: tuple[Candidate, str, Value]
-) -> Change:
-    winner, name, value = wanted
+def _change(part: TemplateSet, winner: Candidate, name: str, value: Value) -> Change:
     values = dict(winner.parameters)
     alone = Candidate.of(winner.template, {**values, name: value})
     broken = "; ".join(str(item) for item in part.spec.broken(alone, part.limits))
     if not broken:
         return Change(name, values[name], value, alone)
-    near = None if codes is None else _nearest(part, codes, alone, name)
+    near = _nearest(part, alone, name)
     differ = () if near is None else set(near.parameters) - set(alone.parameters)
     also = ", ".join(f"{key}={format_value(item)}" for key, item in sorted(differ))
     return Change(name, values[name], value, near, also, broken)
 
 
-def _nearest(part: TemplateSet, codes: Codes, wanted: Candidate, name: str) -> Candidate | None:
-    """Return the feasible candidate with one value kept that differs in the fewest others."""
-    assert part.keys is not None
-    (code,), column = part.codes(np.array([part.key(wanted)])), part.names.index(name)
-    rows = np.flatnonzero(codes[:, column] == code[column])
-    if not len(rows):
-        return None
-    steps = np.abs(codes[rows] - code)
-    # Of those that differ in as many, the one whose values are the fewest steps away.
-    best = rows[np.argmin(1000 * (steps > 0).sum(axis=1) + steps.sum(axis=1))]
-    return part.candidate(int(part.keys[best]))
+def _nearest(part: TemplateSet, wanted: Candidate, kept: str) -> Candidate | None:
+    """Return the feasible candidate with one value kept that differs in the fewest others.
+
+    Of those that differ in as many, it is the one whose values are the fewest steps away.
+    """
+    choices = dict(part.spec.parameters)
+    places = {name: choices[name].index(value) for name, value in wanted.parameters}
+
+    def steps(candidate: Candidate) -> int:
+        return sum(
+            abs(choices[name].index(value) - places[name]) for name, value in candidate.parameters
+        )
+
+    layer = {wanted: frozenset({kept})}
+    for _ in range(MOST_CHANGES):
+        following: dict[Candidate, frozenset[str]] = {}
+        for candidate, changed in layer.items():
+            values = dict(candidate.parameters)
+            # Whatever is feasible differs in a parameter of every constraint that is broken.
+            broken = next(part.spec.broken(candidate, part.limits))
+            for name in sorted(broken.require.names & (choices.keys() - changed)):
+                for choice in choices[name]:
+                    if choice != values[name]:
+                        near = Candidate.of(wanted.template, {**values, name: choice})
+                        following[near] = changed | {name}
+        feasible = [item for item in following if not any(part.spec.broken(item, part.limits))]
+        if feasible:
+            return min(feasible, key=steps)
+        layer = following
+    return None
