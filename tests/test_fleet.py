@@ -28,6 +28,7 @@ from tuner.plan import Request, plan
 from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import for_searches, look_again, tune
+from tuner.search import sampler
 from tuner.session import Session, Subject
 from tuner.store import Store
 
@@ -165,6 +166,48 @@ def test_no_second_look_takes_more_than_a_tenth_or_five_seconds_a_workload():
     assert for_searches(Budget(seconds=3600), 4) == Budget(seconds=3580)
     assert for_searches(Budget(seconds=40), 1) == Budget(seconds=40)
     assert for_searches(Budget(trials=40), 4) == Budget(trials=40)
+
+
+@pytest.mark.parametrize("shares_host", [False, True])
+def test_what_comes_next_is_proposed_while_a_device_of_its_own_measures(
+    crews, tmp_path, monkeypatch, shares_host
+):
+    (session, _), (subject, *_) = fresh(crews[0], tmp_path), crews[1]
+    session = dataclasses.replace(session, shares_host=shares_host)
+    ask, threads = sampler.ask, []
+
+    def noted(*arguments):
+        threads.append(threading.current_thread().name)
+        return ask(*arguments)
+
+    monkeypatch.setattr(sampler, "ask", noted)
+    winner, interrupted = tune(session, subject, Budget(trials=7), Log())
+    assert isinstance(winner, Winner)
+    assert not interrupted
+    assert len({trial.source_sha256 for trial in session.store.trials}) == 7
+    beside = [name for name in threads if name.startswith("propose")]
+    assert bool(beside) is not shares_host
+    assert len(beside) in (0, 6)  # all but the default, before which nothing is measured
+
+
+def test_an_interrupt_while_candidates_are_proposed_still_freezes_the_best(
+    crews, tmp_path, monkeypatch
+):
+    (session, _), (subject, *_) = fresh(crews[0], tmp_path), crews[1]
+    session = dataclasses.replace(session, shares_host=False)
+    evaluate, calls = session.workers.evaluate, iter(range(100))
+
+    def interrupted_at_the_third(*arguments, **options):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(session.workers, "evaluate", interrupted_at_the_third)
+    winner, interrupted = tune(session, subject, Budget(trials=7), Log())
+    assert isinstance(winner, Winner)
+    assert interrupted
+    assert len(session.store.trials) == 2
+    assert not [item for item in threading.enumerate() if item.name.startswith("propose")]
 
 
 class Mortal:

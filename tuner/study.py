@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
-from dataclasses import dataclass
-
-import optuna
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from tuner.budget import Countdown
 from tuner.children.host import HostLost
-from tuner.children.task import Compiled
 from tuner.children.worker import Lethal
-from tuner.guesses import guesses
-from tuner.records import Candidate, Measurement, Outcome, Rejection, Source, Trial, TunerError
-from tuner.search import sampler
+from tuner.proposals import Proposal, Proposals
+from tuner.records import Candidate, Measurement, Outcome, Rejection, Trial, TunerError
 from tuner.session import Session, Subject
-
-_AHEAD_PER_JOB = 2
 
 Report = Callable[[Trial], None]
 
 
 class DefaultRejected(TunerError):
     """The default candidate is not eligible, so there is nothing to compare with."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    asked: optuna.trial.Trial
-    candidate: Candidate
-    source: Source
-    future: Future[Compiled | Rejection] | None
-    started: float
 
 
 class Study:
@@ -48,18 +32,15 @@ class Study:
     """
 
     def __init__(self, session: Session, subject: Subject) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._session = session
         self._subject = subject
         self.feasible = subject.feasible
         self._known: dict[str, Outcome] = {}
         self._trials: list[Trial] = []
         self.exhausted = False
-        self._sampler = sampler.FeasibleSampler(subject.feasible, seed=session.seed)
-        self._study = optuna.create_study(sampler=self._sampler)
+        self._proposals = Proposals(session, subject, self._known)
         self._absorb()
-        for candidate in guesses(subject, session.store.winners):  # the default comes first
-            self._study.enqueue_trial(sampler.as_params(candidate), skip_if_exists=True)
+        self._proposals.guess()
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -97,38 +78,25 @@ class Study:
             DefaultRejected: The default candidate is not eligible.
             HostLost: The machine that measures is gone, or one that compiles.
         """
-        pending: list[_Pending] = []
+        proposals = self._proposals
+        item: Proposal | None = None
         try:
-            self._evaluate_default(pending, countdown, report)
-            self._refill(pending, countdown)
-            while pending and countdown.seconds_left != 0:
-                item = self._next(pending)
+            self._evaluate_default(countdown, report)
+            proposals.refill(countdown)
+            while proposals.pending and countdown.seconds_left != 0:
+                item = proposals.take()
                 countdown.count_trial()
-                outcome = self._outcome_of(item)
-                self._settle(item, outcome, report)
-                pending.remove(item)
-                if not pending or not self._session.shares_host:
-                    self._refill(pending, countdown)
-            self.exhausted = not (pending or countdown.spent)
+                self._settle(item, self._outcome_beside(item, countdown), report)
+                item = None
+                if not proposals.pending:
+                    proposals.refill(countdown)
+            self.exhausted = not (proposals.pending or countdown.spent)
         except HostLost as lost:
-            lost.unfinished = tuple(item.candidate for item in pending)
+            unfinished = [*filter(None, [item]), *proposals.pending]
+            lost.unfinished = tuple(one.candidate for one in unfinished)
             raise
         finally:
-            for item in pending:
-                if item.future is not None:
-                    item.future.cancel()
-
-    def _next(self, pending: list[_Pending]) -> _Pending:
-        """Return the most promising of the candidates whose compilation ended.
-
-        Where compiling disturbs a measurement, all compilations end before.
-        """
-        futures = [item.future for item in pending if item.future is not None]
-        waits_for = ALL_COMPLETED if self._session.shares_host else FIRST_COMPLETED
-        wait(futures, return_when=waits_for)
-        ready = [item for item in pending if item.future is None or item.future.done()]
-        first = self._sampler.most_promising(self._study, [item.asked for item in ready])
-        return next(item for item in ready if item.asked is first)
+            proposals.cancel()
 
     def reject(self, candidate: Candidate, rejection: Rejection, report: Report) -> None:
         """Take back that a candidate is eligible: it failed a check that came later."""
@@ -142,18 +110,14 @@ class Study:
         self._trials.append(trial)
         report(trial)
 
-    def _evaluate_default(
-        self, pending: list[_Pending], countdown: Countdown, report: Report
-    ) -> None:
+    def _evaluate_default(self, countdown: Countdown, report: Report) -> None:
         default = self._subject.feasible.default
         source = self._subject.render(self._session.renderer, default)
         if source.sha256 not in self._known:
             countdown.count_trial()
-            item = self._propose()
+            item = self._proposals.propose()
             assert item is not None
-            if not self._session.shares_host:  # compiling disturbs no measurement
-                self._refill(pending, countdown)
-            self._settle(item, self._outcome_of(item), report)
+            self._settle(item, self._outcome_beside(item, countdown), report)
         outcome = self._known.get(source.sha256)
         if isinstance(outcome, Rejection):
             raise DefaultRejected(
@@ -161,33 +125,20 @@ class Study:
                 f"stage {outcome.stage}: {outcome.reason}"
             )
 
-    def _refill(self, pending: list[_Pending], countdown: Countdown) -> None:
-        ahead = _AHEAD_PER_JOB * self._session.jobs
-        while len(pending) < ahead and not countdown.spent:
-            left = countdown.trials_left
-            if left is not None and len(pending) >= left:
-                return
-            proposed = self._propose()
-            if proposed is None:
-                return
-            pending.append(proposed)
+    def _outcome_beside(self, item: Proposal, countdown: Countdown) -> Outcome:
+        """Return a candidate's outcome; the device measures while the next ones are proposed.
 
-    def _propose(self) -> _Pending | None:
-        """Ask for a candidate whose source is new and start its compilation; None at the end."""
-        while (asked := sampler.ask(self._study, self._subject.feasible)) is not None:
-            trial, candidate = asked
-            source = self._subject.render(self._session.renderer, candidate)
-            known = self._known.get(source.sha256)
-            if known is not None:
-                self._tell(trial, known)
-                continue
-            future = None
-            if self._condemned(source) is None:
-                future = self._session.workers.compile(self._subject.task, source)
-            return _Pending(trial, candidate, source, future, time.monotonic())
-        return None
+        Where compiling disturbs a measurement, nothing is proposed meanwhile.
+        """
+        if self._session.shares_host:
+            return self._outcome_of(item)
+        with ThreadPoolExecutor(1, thread_name_prefix="propose") as beside:
+            proposed = beside.submit(self._proposals.refill, countdown)
+            outcome = self._outcome_of(item)
+        proposed.result()
+        return outcome
 
-    def _settle(self, item: _Pending, outcome: Outcome, report: Report) -> None:
+    def _settle(self, item: Proposal, outcome: Outcome, report: Report) -> None:
         trial = self._session.store.add_trial(
             self._subject.task.workload,
             item.candidate,
@@ -195,13 +146,13 @@ class Study:
             outcome,
             seconds=time.monotonic() - item.started,
         )
-        self._tell(item.asked, outcome)
+        self._proposals.tell(item, outcome)
         self._known[item.source.sha256] = outcome
         self._trials.append(trial)
         report(trial)
 
-    def _outcome_of(self, item: _Pending) -> Outcome:
-        condemned = self._condemned(item.source)
+    def _outcome_of(self, item: Proposal) -> Outcome:
+        condemned = self._proposals.condemned(item.source)
         if condemned is not None or item.future is None:
             assert condemned is not None
             return condemned
@@ -218,20 +169,6 @@ class Study:
         except CancelledError:
             raise KeyboardInterrupt from None
 
-    def _condemned(self, source: Source) -> Rejection | None:
-        """Return what is known against a source before it is tried."""
-        store = self._session.store
-        refused = store.refused(self._subject.task.workload, source.sha256)
-        return store.quarantined(source.sha256) or refused
-
-    def _tell(self, asked: optuna.trial.Trial, outcome: Outcome) -> None:
-        if isinstance(outcome, Measurement):
-            self._study.tell(asked, outcome.median_ms)
-        else:  # PRUNED, since Optuna's samplers learn nothing from a trial that is told as FAIL
-            asked.set_user_attr("stage", outcome.stage)
-            asked.set_user_attr("reason", outcome.reason)
-            self._study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-
     def _absorb(self) -> None:
         """Take over the store's trials of this workload, as far as their sources still stand."""
         workload, feasible = self._subject.task.workload, self._subject.feasible
@@ -245,4 +182,4 @@ class Study:
             if source.sha256 == trial.source_sha256:
                 self._known[trial.source_sha256] = trial.outcome
                 self._trials.append(trial)
-                self._study.add_trial(sampler.frozen_trial(feasible, trial))
+                self._proposals.learn(trial)
