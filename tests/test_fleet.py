@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,17 +20,19 @@ from tuner.budget import Budget, Countdown
 from tuner.catalog import Catalog
 from tuner.children.child import ChildSpec, child_spec
 from tuner.children.host import HostLost
+from tuner.children.task import Compiled
 from tuner.children.worker import Workers
 from tuner.cli.devices import resolve_cards, workers_for
 from tuner.cli.main import main
 from tuner.fleet import Fleet, run_on
 from tuner.plan import Request, plan
-from tuner.records import ChildError, Failure, Source, Trial, UsageError, Winner
+from tuner.records import ChildError, Failure, Resources, Source, Trial, UsageError, Winner
 from tuner.render import Renderer
 from tuner.run import for_searches, look_again, tune
 from tuner.search import sampler
 from tuner.session import Session, Subject
 from tuner.store import Store
+from tuner.study import Study
 
 SIZES = ("N=10000", "N=20000", "N=30000", "N=40000")  # long enough for the clock
 
@@ -208,6 +210,28 @@ def test_an_interrupt_while_candidates_are_proposed_still_freezes_the_best(
     assert interrupted
     assert len(session.store.trials) == 2
     assert not [item for item in threading.enumerate() if item.name.startswith("propose")]
+
+
+def test_what_does_the_same_as_a_timed_variant_is_not_timed_again(crews, tmp_path, monkeypatch):
+    (session, _), (subject, *_) = fresh(crews[0], tmp_path), crews[1]
+    compile_, codes = session.workers.compile, {}
+
+    def with_code(task, source):
+        code = codes.setdefault(source.sha256, "same" if "#pragma" in source.text else None)
+        built = compile_(task, source).result()
+        future: Future[Compiled] = Future()
+        future.set_result(dataclasses.replace(built, resources=Resources(code=code)))
+        return future
+
+    monkeypatch.setattr(session.workers, "compile", with_code)
+    for _ in range(2):  # the second goes on with what the store has
+        study = Study(session, subject)
+        study.run(Countdown(Budget(seconds=60)), lambda trial: None)
+        assert study.exhausted
+        assert len(codes) == len(subject.feasible)
+        timed = [codes[trial.source_sha256] for trial in session.store.trials]
+        assert timed.count("same") == 1
+        assert timed.count(None) == list(codes.values()).count(None)
 
 
 class Mortal:

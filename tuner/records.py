@@ -92,13 +92,15 @@ class Source:
 class Resources:
     """What the compiler reports of a variant: of a thread, its registers and those that spill.
 
-    `serialized` tells whether each product of a warpgroup waits for the one before.
+    `serialized` tells whether each product of a warpgroup waits for the one before. Variants with
+    the same `code` do the same on the workload, launch for launch.
     """
 
     shared_bytes: int | None = None
     registers: int | None = None
     spills: int | None = None
     serialized: bool | None = None
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,11 @@ class Study:
             proposals.refill(countdown)
             while proposals.pending and countdown.seconds_left != 0:
                 item = proposals.take()
-                countdown.count_trial()
-                self._settle(item, self._outcome_beside(item, countdown), report)
+                if (twin := self._twin_of(item)) is not None:
+                    self._learn(item, twin)
+                else:
+                    countdown.count_trial()
+                    self._settle(item, self._outcome_beside(item, countdown), report)
                 item = None
                 if not proposals.pending:
                     proposals.refill(countdown)
@@ -146,10 +149,22 @@ class Study:
             outcome,
             seconds=time.monotonic() - item.started,
         )
-        self._proposals.tell(item, outcome)
-        self._known[item.source.sha256] = outcome
+        self._learn(item, outcome)
         self._trials.append(trial)
         report(trial)
+
+    def _learn(self, item: Proposal, outcome: Outcome) -> None:
+        self._proposals.tell(item, outcome)
+        self._known[item.source.sha256] = outcome
+
+    def _twin_of(self, item: Proposal) -> Measurement | None:
+        """Return the measurement of a variant that does the same, launch for launch."""
+        if item.future is None or item.future.cancelled() or item.future.exception() is not None:
+            return None
+        compiled = item.future.result()
+        code = None if isinstance(compiled, Rejection) else compiled.resources.code
+        same = (timed for timed in self.timed.values() if timed.resources.code == code)
+        return None if code is None else next(same, None)
 
     def _outcome_of(self, item: Proposal) -> Outcome:
         condemned = self._proposals.condemned(item.source)

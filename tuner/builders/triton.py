@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,11 +43,15 @@ class TritonBuilder(Builder):
         """Compile every kernel that the host function launches on the task's workload."""
         if task.device.kind == "interpreter":
             return Resources()
-        with _targeting(task.device), _compiling_only() as kernels:
-            _call_on_meta_tensors(TritonVariant(task.signature, task.path), task)
+        from tuner.builders._triton_code import Witness, meta_tensors  # loads torch
+
+        tensors = meta_tensors(task)
+        witness = Witness(tensors)
+        with _targeting(task.device), _compiling_only(witness.launch) as kernels, witness:
+            _call_on_meta_tensors(TritonVariant(task.signature, task.path), task, tensors)
         resources = _resources(kernels, dict(task.device.limits)["shared_bytes"])
         _binaries.build_own_launchers(kernels, task.device)
-        return resources
+        return replace(resources, code=witness.code)
 
     def compile_checks(self, task: BuildTask, checks: Iterable[Check]) -> None:
         """Compile every kernel that the checks would launch, on tensors in the host's memory."""
@@ -141,7 +146,8 @@ def _targeting(device: DeviceInfo) -> Iterator[None]:
 
 
 @contextmanager
-def _compiling_only() -> Iterator[list[Any]]:
+def _compiling_only(note: Callable[..., None] | None = None) -> Iterator[list[Any]]:
+    """Turn launches into compilations and give the kernels; note what would have been launched."""
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
@@ -154,6 +160,8 @@ def _compiling_only() -> Iterator[list[Any]]:
             kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
         _keep_log(kernel, printed.getvalue())
         kernels.append(kernel)
+        if note is not None:
+            note(kernel, *arguments, grid=grid, **options)
         return kernel
 
     JITFunction.run, knobs.nvidia.dump_ptxas_log = compile_only, True
@@ -183,22 +191,15 @@ def _serialized(kernel: Any) -> bool:
     return path is not None and path.exists() and _SERIALIZED in path.read_text()
 
 
-def _call_on_meta_tensors(variant: TritonVariant, task: BuildTask) -> None:
-    import torch
+def _call_on_meta_tensors(
+    variant: TritonVariant, task: BuildTask, tensors: Mapping[str, Any] | None = None
+) -> None:
+    from tuner.builders._triton_code import meta_tensors
 
-    signature, workload = task.signature, task.workload
-    extents = dict(workload.dims)
-    tensors = {
-        spec.name: torch.empty(
-            shape, dtype=getattr(torch, spec.dtype or workload.dtype), device="meta"
-        )
-        for spec, shape in signature.shapes(
-            (*signature.inputs, *signature.outputs), extents, dict(workload.flags)
-        )
-    }
-    options = signature.arguments(dict(workload.flags), extents)
+    extents = dict(task.workload.dims)
+    options = task.signature.arguments(dict(task.workload.flags), extents)
     try:
-        variant.bind(tensors, extents, options)()
+        variant.bind(tensors or meta_tensors(task), extents, options)()
     except _compile_errors() as error:
         raise RejectedBuild(_reason(error)) from error
 
