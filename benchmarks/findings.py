@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 
 Row = Mapping[str, str]
 
@@ -59,6 +59,30 @@ def search(rows: Sequence[Row]) -> Iterator[str]:
 def _reached(runs: Sequence[Row], name: str, form: str) -> str:
     found = median(float(row[name] or math.inf) for row in runs)
     return f"{found:{form}}" if math.isfinite(found) else "not reached"
+
+
+def runs(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table of what runs did for each kernel."""
+    lines = [
+        "| | workloads | trials | a second | default / winner | rival / winner |",
+        "| --- |" + 5 * " ---: |",
+    ]
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        mine = [row for row in rows if row["kernel"] == kernel]
+        figures = [
+            str(len(mine)),
+            str(sum(int(row["trials"]) for row in mine)),
+            f"{median(float(row['trials_per_s']) for row in mine):.1f}",
+            *(_mean(mine, name) for name in ("gain", "rival_ratio")),
+        ]
+        lines.append(f"| {kernel} | {' | '.join(figures)} |")
+    yield "\n".join(lines)
+    yield "Trials a second in the search of a workload, median; ratios of times, geometric means."
+
+
+def _mean(rows: Sequence[Row], name: str) -> str:
+    found = [float(row[name]) for row in rows if row[name]]
+    return f"{geometric_mean(found):.2f}" if found else NONE
 
 
 def ablations(rows: Sequence[Row]) -> Iterator[str]:
@@ -164,6 +188,7 @@ _Table = Callable[[Sequence[Row]], Iterator[str]]
 _KINDS: tuple[tuple[set[str], str, _Table], ...] = (
     ({"cupti_us"}, "The clock beside the hardware's own", clock),
     ({"trials_to_98"}, "Searching on the device", search),
+    ({"trials_per_s"}, "What a run did", runs),
     ({"winner_value"}, "What each choice of a winner is worth", ablations),
     ({"seeds_of"}, "What seeds save", seeds),
     ({"choice_percent"}, "What a run's choice loses", selection),

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import findings
 import regret
+import run_log
 import selection
 from seeded_runs import Choice
 
@@ -133,3 +134,21 @@ def test_who_was_not_timed_is_left_out(tmp_path):
     choices = [choice(tmp_path, 0, "refused", refused=1.0), choice(tmp_path, 1, "best", best=1.0)]
     assert set(regret.regrets(choices, times(default=2.0, best=1.0))) == {1}
     assert regret.regrets(choices[:1], times(default=2.0, best=1.0)) == {}
+
+
+def test_what_a_run_did_is_told_workload_by_workload(tune, tmp_path):
+    sizes = ["--workload", "N=100000", "--workload", "N=200000"]
+    budget = ["--budget", "10trials", "--device", "cpu"]
+    done = tune("scale", "--kernels", str(KERNELS), *sizes, *budget)
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "run.csv"
+    assert run_log.main(["--store", str(tmp_path / ".tuner"), "--output", str(output)]) == 0
+    found = read(output)
+    assert [row["workload"] for row in found] == [f"{size},dtype=float32" for size in sizes[1::2]]
+    for row in found:
+        assert row["trials"] == row["timed"] == "5"
+        assert row["rejected"] == ""
+        assert float(row["trials_per_s"]) * float(row["search_s"]) == pytest.approx(5, rel=1e-3)
+        assert float(row["gain"]) >= 1
+    (table, _) = findings.runs(found)
+    assert table.splitlines()[2].startswith("| scale | 2 | 10 | ")
