@@ -7,6 +7,7 @@ from simulated import Machine
 
 from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
+from tuner.timing.pace import Pacer
 
 ACCELERATOR = {"launch_s": 5e-6, "queue_s": 4e-6}
 GRAPHS = {**ACCELERATOR, "gap_s": 0.5e-6}
@@ -117,6 +118,29 @@ def test_a_precise_median_ends_before_the_budget():
     start_s = machine.time_s
     clock.measure([machine.kernel(1e-3)], budget_s=10.0, give_up_ms=None)
     assert machine.time_s - start_s < 2.0
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        lambda time_s: 1.0 if time_s < 1.0 else 1.15,
+        lambda time_s: 1.0 + 0.1 * (time_s % 0.3 > 0.1),
+        lambda time_s: 1.0 + 0.05 * time_s,
+    ],
+    ids=["throttled", "now and then", "warming up"],
+)
+def test_who_is_timed_beside_a_pacer_takes_what_it_would_at_its_usual_pace(drift):
+    machine = Machine(noise=0.001, drift=drift, **GRAPHS)
+    clock = clock_of(machine)
+    machine.time_s = 2.0
+    pacer = Pacer("best", clock.prepare([machine.kernel(1e-3)]), 1e-3, budget_s=0.2)
+    alone, paced = (
+        clock.measure([machine.kernel(1.03e-3)], budget_s=0.2, give_up_ms=1.0, pacer=each)
+        for each in (None, pacer)
+    )
+    assert alone.median_ms > 1.05
+    assert paced.median_ms == pytest.approx(1.03, rel=0.005)
+    assert paced.low_ms <= paced.median_ms <= paced.high_ms
 
 
 def test_buffer_sets_are_visited_in_turn_across_variants():

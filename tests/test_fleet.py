@@ -212,6 +212,28 @@ def test_an_interrupt_while_candidates_are_proposed_still_freezes_the_best(
     assert not [item for item in threading.enumerate() if item.name.startswith("propose")]
 
 
+@pytest.mark.parametrize("shares_host", [False, True])
+def test_the_fastest_so_far_gives_the_pace_on_a_device_of_its_own(
+    crews, tmp_path, monkeypatch, shares_host
+):
+    (session, _), (subject, *_) = fresh(crews[0], tmp_path), crews[1]
+    session = dataclasses.replace(session, shares_host=shares_host)
+    evaluate, pacers = session.workers.evaluate, []
+
+    def noted(*arguments, pacer, **options):
+        pacers.append(pacer)
+        return evaluate(*arguments, pacer=pacer, **options)
+
+    monkeypatch.setattr(session.workers, "evaluate", noted)
+    tune(session, subject, Budget(trials=5), Log())
+    best, fastest = None, []
+    for trial in session.store.trials:
+        fastest.append(None if shares_host or best is None else best.source_sha256)
+        if best is None or trial.outcome.median_ms < best.outcome.median_ms:
+            best = trial
+    assert [pacer and pacer.sha256 for pacer in pacers] == fastest
+
+
 def test_what_does_the_same_as_a_timed_variant_is_not_timed_again(crews, tmp_path, monkeypatch):
     (session, _), (subject, *_) = fresh(crews[0], tmp_path), crews[1]
     compile_, codes = session.workers.compile, {}

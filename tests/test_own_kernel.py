@@ -118,3 +118,27 @@ def test_a_workload_that_no_memory_holds(workers: Workers) -> None:
     ) as e:
         workers.evaluate(task(10**15), source, compiled, give_up_ms=None)
     assert "\n" not in str(e.value)
+
+
+PLAIN = """#include <cstdint>
+extern "C" void scale(const float* x, float* y, int64_t N, double factor) {
+  for (int round = 0; round < ROUNDS; ++round)
+    for (int64_t i = 0; i < N; ++i) {
+      y[i] = static_cast<float>(factor) * x[i];
+      asm volatile("" : : "r"(y) : "memory");
+    }
+}
+"""
+
+
+def test_times_beside_a_pacer_are_in_units_of_what_it_usually_takes(workers: Workers) -> None:
+    """The pacer is said to take ten times what it does, as on a device that got faster."""
+    usual = task(200_000)
+    once, four = (Source("scale", "cpp", PLAIN.replace("ROUNDS", rounds)) for rounds in ("1", "4"))
+    built = [workers.compile(usual, source).result() for source in (once, four)]
+    alone = workers.evaluate(usual, once, built[0], give_up_ms=None)
+    usual_ms = 10 * alone.median_ms
+    for _ in range(2):  # the second finds it at hand
+        paced = workers.evaluate(usual, four, built[1], give_up_ms=usual_ms, pacer=once)
+        assert paced.median_ms == pytest.approx(4 * usual_ms, rel=0.3)
+    assert workers.evaluate(usual, four, built[1], give_up_ms=None).median_ms < usual_ms

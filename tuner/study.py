@@ -10,7 +10,15 @@ from tuner.budget import Countdown
 from tuner.children.host import HostLost
 from tuner.children.worker import Lethal
 from tuner.proposals import Proposal, Proposals
-from tuner.records import Candidate, Measurement, Outcome, Rejection, Trial, TunerError
+from tuner.records import (
+    Candidate,
+    Measurement,
+    Outcome,
+    Rejection,
+    Source,
+    Trial,
+    TunerError,
+)
 from tuner.session import Session, Subject
 
 Report = Callable[[Trial], None]
@@ -176,13 +184,23 @@ class Study:
             if isinstance(compiled, Rejection):
                 return compiled
             return self._session.workers.evaluate(
-                self._subject.task, item.source, compiled, give_up_ms=self.best_ms
+                *(self._subject.task, item.source, compiled),
+                give_up_ms=self.best_ms,
+                pacer=self._pacer(),
             )
         except Lethal as lethal:
             self._session.store.add_quarantine(item.source.sha256, lethal.rejection)
             return lethal.rejection
         except CancelledError:
             raise KeyboardInterrupt from None
+
+    def _pacer(self) -> Source | None:
+        """Return the fastest so far, but on a shared host, whose pace changes within a visit."""
+        timed = self.timed
+        if self._session.shares_host or not timed:
+            return None
+        fastest = min(timed, key=lambda candidate: timed[candidate].median_ms)
+        return self._subject.render(self._session.renderer, fastest)
 
     def _absorb(self) -> None:
         """Take over the store's trials of this workload, as far as their sources still stand."""

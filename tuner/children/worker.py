@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tuner import codec
@@ -112,7 +111,13 @@ class Workers:
         return self._pool.submit(self._compile, task.message("compile", **values))
 
     def evaluate(
-        self, task: Task, source: Source, compiled: Compiled, *, give_up_ms: float | None
+        self,
+        task: Task,
+        source: Source,
+        compiled: Compiled,
+        *,
+        give_up_ms: float | None,
+        pacer: Source | None = None,
     ) -> Outcome:
         """Verify a compiled source and, if it is right, time it.
 
@@ -121,11 +126,14 @@ class Workers:
             source: What to evaluate.
             compiled: What its compilation gave.
             give_up_ms: Stop timing a variant that is far slower than this.
+            pacer: What takes `give_up_ms`, to be timed beside it.
 
         Raises:
             Lethal: The variant killed or hung its child.
         """
-        message = task.message("evaluate", give_up_ms=give_up_ms, **self.describe(source))
+        pace = pacer and {**self.describe(pacer), "median_ms": give_up_ms}
+        options = {"give_up_ms": give_up_ms, "pace": pace, **self.describe(source)}
+        message = task.message("evaluate", **options)
         reply = self._measure(task, message, timeout_s=self._limits.run_s)
         if "rejection" in reply:
             return codec.from_json(Rejection, reply["rejection"])
@@ -184,12 +192,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def describe(self, source: Source) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,17 @@ import torch
 
 from tuner import codec
 from tuner.plugins import Builder, BuildTask, Device
-from tuner.records import UsageError, Workload
+from tuner.records import Workload
 from tuner.runtime.check import Case, element_type, make_inputs
-from tuner.runtime.dispatch import Dispatch
 from tuner.runtime.signature import Signature
 from tuner.runtime.variant import Variant
 from tuner.serve import experiments
 from tuner.serve.problem import CheckedProblem
 from tuner.serve.verify import Verifier, check_in_place
 from tuner.space.template import ITEMSIZES
+from tuner.timing.calibration import BelowFloor
 from tuner.timing.clock import Clock
+from tuner.timing.pace import Pacer
 from tuner.timing.race import race, survey
 from tuner.timing.sanity import Ceilings, Work, impossible
 
@@ -67,6 +68,7 @@ class Bench:
         self._extents = dict(workload.dims)
         self._options = signature.arguments(dict(workload.flags), self._extents)
         self._ceilings = Ceilings(None, None)
+        self._pacer: Pacer | None = None
         self.verifier = self.make_verifier()
 
     def make_verifier(self) -> Any:
@@ -82,6 +84,22 @@ class Bench:
         """
         return builder.load(task)
 
+    def follow(self, pace: Mapping[str, Any] | None, load: Callable[[], Variant]) -> None:
+        """Measure from now on by the pace of a variant, or as it comes.
+
+        Args:
+            pace: The variant's ``"path"``, and the ``"median_ms"`` that it usually takes.
+            load: Returns the variant.
+        """
+        name = pace["path"] if pace else ""
+        if self._pacer is None or self._pacer.name != name:
+            self._pacer = None
+            if pace:
+                with suppress(BelowFloor):
+                    meter = self._clock.prepare(self.calls(load()))
+                    usual_s = pace["median_ms"] * 1e-3
+                    self._pacer = Pacer(name, meter, usual_s, self._device.measure_s)
+
     def measure(
         self, variant: Variant, *, give_up_ms: float | None, ceilings: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], str | None]:
@@ -92,15 +110,16 @@ class Bench:
             give_up_ms: Stop early when it is far slower than this.
             ceilings: What the device's card says, if there is one, as JSON.
         """
-        timing = self._measure(variant, give_up_ms)
+        timing = self._measure(variant, give_up_ms, self._pacer)
         if ceilings is None:
             return timing, None
         return self._doubt(variant, timing, codec.from_json(Ceilings, ceilings))
 
-    def _measure(self, variant: Variant, give_up_ms: float | None) -> dict[str, Any]:
-        timing = self._clock.measure(
-            self.calls(variant), budget_s=self._device.measure_s, give_up_ms=give_up_ms
-        )
+    def _measure(
+        self, variant: Variant, give_up_ms: float | None, pacer: Pacer | None = None
+    ) -> dict[str, Any]:
+        calls, budget_s = self.calls(variant), self._device.measure_s
+        timing = self._clock.measure(calls, budget_s=budget_s, give_up_ms=give_up_ms, pacer=pacer)
         return _timing_json(timing)
 
     def race(
@@ -222,26 +241,6 @@ class Bench:
             self._options | {name: tensors[name] for name in names if name in tensors}
             for tensors in self.sets
         ]
-
-
-def choose(
-    folder: Path, signature: Signature, workload: Workload, device: Device
-) -> dict[str, Any]:
-    """Return which file of a frozen kernel's folder serves a workload, as `Choice` names it.
-
-    Raises:
-        UsageError: None does.
-    """
-    try:
-        choice = Dispatch(folder.parent.name, folder, signature).choose(
-            dict(workload.dims),
-            dtype=workload.dtype,
-            flags=dict(workload.flags),
-            device=torch.device(device.torch_device),
-        )
-    except NotImplementedError as error:
-        raise UsageError(str(error)) from error
-    return dataclasses.asdict(choice)
 
 
 def _timing_json(timing: Any) -> dict[str, Any]:

@@ -124,9 +124,10 @@ class Server:
     def _evaluate(self, message: Message) -> Message:
         bench = self._bench_for(message)
         variant = self._checked_variant(bench, message, message)
+        pace, names = message.get("pace"), ("give_up_ms", "ceilings")
+        bench.follow(pace, lambda: self._loaded(bench, message, pace))
         self._announce("measure")
-        options = {name: message[name] for name in ("give_up_ms", "ceilings")}
-        timing, fault = bench.measure(variant, **options)
+        timing, fault = bench.measure(variant, **{name: message[name] for name in names})
         if fault is not None:
             raise Rejected("correctness", fault)
         return {"timing": timing}
@@ -139,8 +140,7 @@ class Server:
         bench = self._bench_for(message)
         variants = self._variants(bench, message)
         self._announce("measure")
-        result: Message = bench.race(variants, budget_s=message["budget_s"], seed=message["seed"])
-        return result
+        return dict(bench.race(variants, budget_s=message["budget_s"], seed=message["seed"]))
 
     def _survey(self, message: Message) -> Message:
         """Time variants that compete for nothing, whose contenders need not be right."""
@@ -153,7 +153,7 @@ class Server:
 
     def _choose(self, message: Message) -> Message:
         """Return which file of a frozen package serves a workload on this device."""
-        from tuner.serve.bench import choose
+        from tuner.serve.choice import choose
 
         signature = Signature.from_json(message["signature"])
         workload = codec.from_json(Workload, message["workload"])
@@ -201,7 +201,7 @@ class Server:
     ) -> BlamedVariant:
         self._announce("compile")
         builder = builder_for(item["language"])
-        variant = bench.load(builder, self._task(message, item))
+        variant = self._loaded(bench, message, item)
         if message.get("verify", True):
             checked = BlamedVariant(variant, self._device, waits=True)
             self._announce("verify")
@@ -235,6 +235,9 @@ class Server:
         clock = Clock(BlamingTimer(self._device))
         clock.calibrate(self._device.empty_call())
         return clock
+
+    def _loaded(self, bench: Any, message: Message, item: Message) -> Any:
+        return bench.load(builder_for(item["language"]), self._task(message, item))
 
     def _task(self, message: Message, item: Message) -> BuildTask:
         return BuildTask(

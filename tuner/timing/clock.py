@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tuner.timing.calibration import BelowFloor, Calibration, calibrate
 from tuner.timing.meter import (
@@ -25,6 +25,7 @@ from tuner.timing.meter import (
     Timing,
     rotate,
 )
+from tuner.timing.pace import Pacer
 
 SHARE = 100
 """A timed stretch lasts this many fixed costs of a reading, so that their jitter is below 1 %."""
@@ -84,9 +85,14 @@ class Clock:
         return self._calibration
 
     def measure(
-        self, calls: Sequence[Call], *, budget_s: float, give_up_ms: float | None
+        self,
+        calls: Sequence[Call],
+        *,
+        budget_s: float,
+        give_up_ms: float | None,
+        pacer: Pacer | None = None,
     ) -> Timing:
-        """Return the time of a variant that has the device for itself.
+        """Return the time of a variant that shares the device with nobody but a pacer.
 
         Visits end with the budget, or from `LEAST_VISITS` on once the median is known to
         `PRECISION` or to be above the best, looked at whenever they have doubled. Noise on a
@@ -97,12 +103,13 @@ class Clock:
                 exceed the last-level cache (cold).
             budget_s: Seconds to spend.
             give_up_ms: The best time so far; a variant `GIVE_UP` times slower is not pursued.
+            pacer: By whose pace the times are corrected.
 
         Raises:
             BelowFloor: The work is too short for this clock.
         """
         for _ in range(ATTEMPTS):
-            timing = self._measure(calls, budget_s, give_up_ms or math.inf)
+            timing = self._measure(calls, budget_s, give_up_ms or math.inf, pacer)
             if timing.low_ms > 0:
                 return timing
         raise BelowFloor(
@@ -110,7 +117,9 @@ class Clock:
             f" {timing.high_ms:.3g}: the host was too busy to time {timing.method}"
         )
 
-    def _measure(self, calls: Sequence[Call], budget_s: float, best_ms: float) -> Timing:
+    def _measure(
+        self, calls: Sequence[Call], budget_s: float, best_ms: float, pacer: Pacer | None
+    ) -> Timing:
         start_s = self.now()
         meter = self.prepare(calls)
         fastest_s = meter.estimate_s
@@ -119,14 +128,15 @@ class Clock:
         if fastest_s * 1e3 > GIVE_UP * best_ms:
             return meter.timing([fastest_s], gave_up=True)
         samples = meter.samples_per_visit(budget_s, VISIT_S)
-        visits_s, look = [meter.visit(samples)], LEAST_VISITS
+        visits = _visits(meter, samples, pacer)
+        visits_s, look = [next(visits)], LEAST_VISITS
         while self.now() < start_s + budget_s:
             if len(visits_s) == look:
                 timing, look = meter.timing(visits_s), 2 * look
                 width = (timing.high_ms - timing.low_ms) / timing.median_ms
                 if width < 2 * PRECISION or timing.low_ms > best_ms:
                     break
-            visits_s.append(meter.visit(samples))
+            visits_s.append(next(visits))
         return meter.timing(visits_s)
 
     def prepare(self, calls: Sequence[Call], *, like: Meter | None = None) -> Meter:
@@ -209,3 +219,13 @@ class Clock:
                 f" takes {launch_s * 1e6:.3g} us: the kernel is too short to be seen by the clock;"
                 " use a larger workload"
             )
+
+
+def _visits(meter: Meter, samples: int, pacer: Pacer | None) -> Iterator[float]:
+    """Yield the seconds of a call visit by visit, at the pacer's usual pace if there is one."""
+    before = pacer.slowness() if pacer else 1.0
+    while True:
+        seconds = meter.visit(samples)
+        after = pacer.slowness() if pacer else 1.0
+        yield seconds / ((before + after) / 2)
+        before = after

@@ -91,6 +91,9 @@ class TeamBench(Bench):
         self.verifier.file = file
         return TeamVariant(team, file)
 
+    def follow(self, *_: object) -> None:
+        """Measure as it comes: a rank has one buffer open."""
+
     def measure(
         self, variant: Variant, *, give_up_ms: float | None, ceilings: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], str | None]:
