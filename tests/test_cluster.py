@@ -381,6 +381,27 @@ def test_requests_travel_with_the_files_that_they_name(tmp_path):
     assert message["contenders"] is contenders
 
 
+@pytest.mark.parametrize("paced", [False, True])
+def test_what_gives_the_pace_travels_with_what_is_timed(tmp_path, paced):
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    for name in ("one.py", "two.py"):
+        (here / name).write_text(f"# {name}")
+    pace = (
+        {"path": str(here / "two.py"), "language": "triton", "median_ms": 1.0} if paced else None
+    )
+    packed, files = pack({"operation": "evaluate", "path": str(here / "one.py"), "pace": pace})
+    assert str(here) not in json.dumps(packed)
+    assert [Path(name).name for name in names_in(packed)] == ["one.py", "two.py"][: 1 + paced]
+    unpacked = unpack(packed, files, there)
+    assert Path(unpacked["path"]).read_text() == "# one.py"
+    if pace:
+        assert Path(unpacked["pace"]["path"]).read_text() == "# two.py"
+        assert unpacked["pace"] == pace | {"path": unpacked["pace"]["path"]}
+    else:
+        assert unpacked["pace"] is None
+
+
 def written_under(folder: Path) -> dict[Path, int]:
     """Return when each file in the nodes' caches was written."""
     found = (path for path in folder.glob("tuner-node-*/cache/**/*") if path.is_file())

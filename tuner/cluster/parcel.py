@@ -42,16 +42,22 @@ def unpack(message: Mapping[str, Any], files: Files, folder: Path) -> Message:
 
 def names_in(message: Mapping[str, Any]) -> list[str]:
     """Return the names of the sources in a packed request."""
-    items = (message, *message.get("contenders", ()))
+    items = (message, *message.get("contenders", ()), message.get("pace") or {})
     return [item["path"] for item in items if "path" in item]
 
 
 def _with_paths(message: Mapping[str, Any], change: Callable[[str], str]) -> Message:
-    changed: Message = {
-        key: change(item) if key in _PATHS else item for key, item in message.items()
-    }
-    if "contenders" in changed:
-        changed["contenders"] = [_with_paths(item, change) for item in changed["contenders"]]
+    """Return a request with its paths changed, and those of the variants that it names."""
+    changed: Message = {}
+    for key, item in message.items():
+        if key in _PATHS:
+            changed[key] = change(item)
+        elif key == "contenders":
+            changed[key] = [_with_paths(contender, change) for contender in item]
+        elif key == "pace" and item is not None:
+            changed[key] = _with_paths(item, change)
+        else:
+            changed[key] = item
     return changed
 
 
