@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from statistics import median
 
+from tuner.catalog import device_class
 from tuner.children.task import Compiled, Limits
 from tuner.children.worker import Lethal, Workers
 from tuner.records import Candidate, Measurement, Outcome, Rejection, Resources, Source
@@ -54,12 +56,13 @@ class Evaluator:
         self._futures: dict[str, Future[Compiled | Rejection]] = {}
         self._known: dict[str, Evaluated] = {}
         self._compile_s: list[float] = []
+        self._paced = not device_class(subject.task.device.kind).shares_host
+        self._fastest: tuple[float, Source] | None = None
 
     @property
     def best_ms(self) -> float | None:
         """The least time so far."""
-        times = (item.median_ms for item in self._known.values())
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return self._fastest and self._fastest[0]
 
     def source(self, candidate: Candidate) -> Source:
         """Return a candidate's source."""
@@ -87,11 +90,14 @@ class Evaluator:
         """
         source = self.source(candidate)
         if source.sha256 not in self._known:
-            best_ms = self.best_ms if give_up else None
-            self._known[source.sha256] = self._evaluate(candidate, source, best_ms)
+            found = self._evaluate(candidate, source, give_up)
+            self._known[source.sha256] = found
+            time_ms = found.median_ms
+            if time_ms is not None and time_ms < (self.best_ms or math.inf):
+                self._fastest = time_ms, source
         return self._known[source.sha256]
 
-    def _evaluate(self, candidate: Candidate, source: Source, best_ms: float | None) -> Evaluated:
+    def _evaluate(self, candidate: Candidate, source: Source, give_up: bool) -> Evaluated:
         subject = self.subject
         start_s = time.monotonic()
         try:
@@ -109,7 +115,12 @@ class Evaluator:
         start_s = time.monotonic()
         outcome: Outcome
         try:
-            outcome = self._workers.evaluate(subject.task, source, built, give_up_ms=best_ms)
+            best_ms, best = self._fastest if give_up and self._fastest else (None, None)
+            outcome = self._workers.evaluate(
+                *(subject.task, source, built),
+                give_up_ms=best_ms,
+                pacer=best if self._paced else None,
+            )
         except Lethal as lethal:
             outcome = lethal.rejection
         return Evaluated(outcome, built.compile_s, time.monotonic() - start_s, built.resources)
