@@ -124,10 +124,11 @@ class Server:
     def _evaluate(self, message: Message) -> Message:
         bench = self._bench_for(message)
         variant = self._checked_variant(bench, message, message)
-        pace, names = message.get("pace"), ("give_up_ms", "ceilings")
+        pace: Any = message.get("pace")
         bench.follow(pace, lambda: self._loaded(bench, message, pace))
         self._announce("measure")
-        timing, fault = bench.measure(variant, **{name: message[name] for name in names})
+        options = {name: message[name] for name in ("give_up_ms", "ceilings")}
+        timing, fault = bench.measure(variant, **options)
         if fault is not None:
             raise Rejected("correctness", fault)
         return {"timing": timing}
@@ -189,8 +190,7 @@ class Server:
         self._announce("compile")
         variant = builder_for(message["language"]).load(self._task(message, message))
         self._announce("verify")
-        found: Message = self._question.answer(BlamedVariant(variant, self._device, waits=True))
-        return found
+        return dict(self._question.answer(BlamedVariant(variant, self._device, waits=True)))
 
     def _variants(self, bench: Any, message: Message) -> dict[str, BlamedVariant]:
         contenders = message["contenders"]
