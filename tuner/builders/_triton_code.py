@@ -80,7 +80,8 @@ class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, list | tuple):
             return str([self._describe(item) for item in value])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return f"{type(value).__name__}{self._describe(vars(value))}"
+            parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+            return f"{type(value).__name__}{self._describe(parts)}"
         return repr(value)
 
     def _name(self, tensor: torch.Tensor, name: str = "") -> str:
