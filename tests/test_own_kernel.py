@@ -142,3 +142,13 @@ def test_times_beside_a_pacer_are_in_units_of_what_it_usually_takes(workers: Wor
         paced = workers.evaluate(usual, four, built[1], give_up_ms=usual_ms, pacer=once)
         assert paced.median_ms == pytest.approx(4 * usual_ms, rel=0.3)
     assert workers.evaluate(usual, four, built[1], give_up_ms=None).median_ms < usual_ms
+
+
+@pytest.mark.parametrize("text", ["int main( {", PLAIN.replace("ROUNDS", "0")])
+def test_a_pacer_that_cannot_be_timed_is_done_without(workers: Workers, text: str) -> None:
+    usual, source = task(200_000), Source("scale", "cpp", PLAIN.replace("ROUNDS", "2"))
+    built = workers.compile(usual, source).result()
+    alone = workers.evaluate(usual, source, built, give_up_ms=None)
+    broken = Source("scale", "cpp", text)
+    found = workers.evaluate(usual, source, built, give_up_ms=alone.median_ms, pacer=broken)
+    assert found.median_ms == pytest.approx(alone.median_ms, rel=0.3)
